@@ -1,0 +1,95 @@
+#include "forward.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace limelight {
+namespace {
+
+std::vector<const Kernels*> available() {
+    std::vector<const Kernels*> found{&baseline_kernels};
+#if defined(LIMELIGHT_X86)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&avx2_kernels);
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        found.push_back(&avx512_kernels);
+#endif
+    return found;
+}
+
+const Kernels* find(const std::string& name) {
+    std::string names;
+    for (const Kernels* k : available()) {
+        if (name == k->name) return k;
+        names += (names.empty() ? "" : ", ") + std::string(k->name);
+    }
+    throw std::invalid_argument("instruction set '" + name + "' is not one of this machine's: " + names +
+                                " (set LIMELIGHT_ISA to one of them, or unset it)");
+}
+
+std::atomic<const Kernels*> chosen{nullptr};
+
+const Kernels& kernels() {
+    if (const Kernels* k = chosen.load()) return *k;
+    const char* forced = std::getenv("LIMELIGHT_ISA");
+    const Kernels* k = forced && *forced ? find(forced) : available().back();
+    chosen = k;
+    return *k;
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Waking a thread costs more than a few microseconds of work saves.
+constexpr double kWorthAThread = 1e6;
+
+}  // namespace
+
+std::vector<std::string> available_isas() {
+    std::vector<std::string> names;
+    for (const Kernels* k : available()) names.push_back(k->name);
+    return names;
+}
+
+std::string isa() { return kernels().name; }
+
+void set_isa(const std::string& name) { chosen = find(name); }
+
+void forward(const Problem& p, int threads) {
+    const Kernels& k = kernels();
+    const Cut cut = k.cut(p);
+    const size_t partial = cut.chunks > 1 ? k.partial(p, cut) : 0;
+    const std::unique_ptr<char[]> partials(partial ? new char[partial * p.B * cut.units * cut.chunks] : nullptr);
+    const int64_t pieces = ceil_div(cut.strips, cut.together);  // of a unit's rows
+    const double work = double(p.B) * p.Hq * p.N * p.M * (p.D + p.Dv);
+    if (work < kWorthAThread) threads = 1;
+
+    const auto attend = [&](int64_t index, char* scratch) {
+        // Late rows first: under a causal mask they have the most keys.
+        const int64_t piece = pieces - 1 - index / cut.chunks % pieces;
+        const int64_t chunk = index % cut.chunks;
+        const int64_t unit = index / cut.chunks / pieces;
+        Task t;
+        t.batch = unit / cut.units;
+        t.unit = unit % cut.units;
+        t.strip = piece * cut.together;
+        t.strips = std::min(cut.together, cut.strips - t.strip);
+        t.begin = chunk * cut.chunk;
+        t.end = std::min(t.begin + cut.chunk, p.M);
+        t.partial = partial ? partials.get() + (unit * cut.chunks + chunk) * partial : nullptr;
+        k.attend(p, cut, t, scratch);
+    };
+    parallel(p.B * cut.units * pieces * cut.chunks, threads, k.scratch(p, cut), attend);
+    if (!partial) return;
+    const auto join = [&](int64_t unit, char*) {
+        k.join(p, cut, unit / cut.units, unit % cut.units, partials.get() + unit * cut.chunks * partial);
+    };
+    parallel(p.B * cut.units, 1, 0, join);
+}
+
+}  // namespace limelight

@@ -1,0 +1,19 @@
+// Attention over a whole problem: cut into tasks, run on threads, joined.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "problem.h"
+
+namespace limelight {
+
+void forward(const Problem& p, int threads);
+
+// The instruction sets that this machine has, the best last, and the one in use. LIMELIGHT_ISA in
+// the environment, or set_isa, forces one.
+std::vector<std::string> available_isas();
+std::string isa();
+void set_isa(const std::string& name);
+
+}  // namespace limelight

@@ -1,0 +1,79 @@
+// bfloat16 and float16 as they lie in memory, and their exact conversions.
+#pragma once
+
+#include "simd.h"
+
+namespace limelight::LIMELIGHT_ISA {
+
+struct bf16 { uint16_t bits; };
+struct f16 { uint16_t bits; };
+
+template <class To, class From> LIMELIGHT_INLINE To bit_cast(From x) {
+    static_assert(sizeof(To) == sizeof(From));
+    To y;
+    std::memcpy(&y, &x, sizeof y);
+    return y;
+}
+
+LIMELIGHT_INLINE float widen(float x) { return x; }
+LIMELIGHT_INLINE double widen(double x) { return x; }
+LIMELIGHT_INLINE float widen(bf16 x) { return bit_cast<float>(uint32_t(x.bits) << 16); }
+
+// The exponent is moved by a multiplication, which makes subnormals right; all ones mean ∞ or NaN.
+LIMELIGHT_INLINE float widen(f16 x) {
+    const uint32_t magnitude = uint32_t(x.bits & 0x7fff) << 13;
+    const uint32_t special = (x.bits & 0x7c00) == 0x7c00 ? 0x7f800000u : 0u;
+    const uint32_t sign = uint32_t(x.bits & 0x8000) << 16;
+    return bit_cast<float>(bit_cast<uint32_t>(bit_cast<float>(magnitude) * 0x1p112f) | special | sign);
+}
+
+// Round to nearest, ties to even.
+template <class E, class C> LIMELIGHT_INLINE E narrow(C x) { return static_cast<E>(x); }
+
+template <> LIMELIGHT_INLINE bf16 narrow<bf16, float>(float x) {
+    const uint32_t u = bit_cast<uint32_t>(x);
+    if ((u & 0x7fffffff) > 0x7f800000) return {uint16_t(u >> 16 | 0x40)};
+    return {uint16_t((u + 0x7fff + (u >> 16 & 1)) >> 16)};
+}
+
+template <> LIMELIGHT_INLINE f16 narrow<f16, float>(float x) {
+    const uint32_t u = bit_cast<uint32_t>(x);
+    const uint16_t sign = uint16_t(u >> 16 & 0x8000);
+    const uint32_t magnitude = u & 0x7fffffff;
+    if (magnitude > 0x7f800000) return {uint16_t(sign | 0x7e00)};
+    if (magnitude >= 0x47800000) return {uint16_t(sign | 0x7c00)};
+    if (magnitude < 0x38800000) {  // subnormal: adding 1/2 lets the addition round
+        const uint32_t rounded = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f);
+        return {uint16_t(sign | (rounded - 0x3f000000))};
+    }
+    const uint32_t rebased = magnitude - (112u << 23);
+    return {uint16_t(sign | ((rebased + 0xfff + (rebased >> 13 & 1)) >> 13))};
+}
+
+template <> LIMELIGHT_INLINE bf16 narrow<bf16, double>(double x) { return narrow<bf16>(float(x)); }
+template <> LIMELIGHT_INLINE f16 narrow<f16, double>(double x) { return narrow<f16>(float(x)); }
+
+// kWidth<C> consecutive numbers.
+template <class C> LIMELIGHT_INLINE Vec<C> load_as(const C* p) { return load(p); }
+
+typedef uint16_t HalfBits __attribute__((vector_size(LIMELIGHT_BYTES / 2)));
+typedef uint32_t WordBits __attribute__((vector_size(LIMELIGHT_BYTES)));
+
+LIMELIGHT_INLINE WordBits load_bits(const void* p) {
+    HalfBits h;
+    std::memcpy(&h, p, sizeof h);
+    return __builtin_convertvector(h, WordBits);
+}
+
+template <class C> LIMELIGHT_INLINE Vec<float> load_as(const bf16* p) {
+    return (Vec<float>)(load_bits(p) << 16);
+}
+
+template <class C> LIMELIGHT_INLINE Vec<float> load_as(const f16* p) {
+    const WordBits h = load_bits(p);
+    const Vec<float> magnitude = (Vec<float>)((h & 0x7fff) << 13) * 0x1p112f;
+    const WordBits special = (WordBits)((h & 0x7c00) == 0x7c00) & 0x7f800000;
+    return (Vec<float>)((WordBits)magnitude | special | (h & 0x8000) << 16);
+}
+
+}  // namespace limelight::LIMELIGHT_ISA

@@ -1,0 +1,273 @@
+// Attention for one task, compiled once for each instruction set.
+#include "kernels.h"
+
+#include "strip.h"
+
+namespace limelight {
+namespace LIMELIGHT_ISA {
+
+template <class C> constexpr Type kType = sizeof(C) == 8 ? Type::f64 : Type::f32;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A unit's rows fill whole vectors, three to a strip; a remainder of one vector would leave the
+// multiply-add units idle, so the last two strips then share four.
+struct Rowing {
+    int64_t vectors, strips;
+    Rowing(int64_t rows, int width) : vectors(ceil_div(rows, width)), strips(ceil_div(vectors, 3)) {}
+    int64_t begin(int64_t strip) const {  // in vectors
+        return vectors % 3 == 1 && strip == strips - 1 && strips > 1 ? vectors - 2
+                                                                     : least(3 * strip, vectors);
+    }
+};
+
+template <class C> Cut cut(const Problem& p) {
+    Cut c;
+    c.grouped = p.group() > 1 && p.N < kMaxLanes<C>;
+    c.units = c.grouped ? p.Hkv : p.Hq;
+    c.rows = c.grouped ? p.group() * p.N : p.N;
+    c.strips = Rowing(c.rows, kWidth<C>).strips;
+    const bool converted = p.k.type != kType<C> || p.v.type != kType<C>;
+    c.together = converted && c.rows >= kWidth<C> ? 4 : 1;
+    // Few tasks are cut along the keys too.
+    const int64_t tasks = p.B * c.units * ceil_div(c.strips, c.together);
+    constexpr int64_t enough = 32, shortest = 512;
+    c.chunks = most(1, least(ceil_div(enough, most(tasks, 1)), p.M / shortest));
+    c.chunk = ceil_div(ceil_div(p.M, c.chunks), kBlock) * kBlock;
+    c.chunks = most(1, ceil_div(p.M, most(c.chunk, 1)));
+    return c;
+}
+
+template <class C> bool is_few(const Cut& c) { return c.rows < kWidth<C>; }
+
+// Few rows go back and forth between K and V in steps that keep both streams alive.
+constexpr int64_t kFewBlock = 8;
+
+// Rows that are far apart share few cache sets, and a block of them then drives itself out.
+constexpr int64_t kFarApart = 1024;
+
+template <class C> bool copied(const Rows& x, bool few) {
+    if (few) return sizeof(C) == 8 ? x.type != Type::f64 : x.type == Type::f64;
+    return x.type != kType<C> || x.row * int64_t(sizeof(C)) >= kFarApart;
+}
+
+template <class C> size_t scratch(const Problem& p, const Cut& c) {
+    const int64_t lanes = kMaxLanes<C>;
+    const int64_t per_strip = lanes * (p.D + p.Dv + 2) * sizeof(C) + lanes * sizeof(Row);
+    const int64_t shared = (kBlock * (lanes + p.D + p.Dv) + logits_scratch(p, lanes)) * sizeof(C);
+    return c.together * (per_strip + 3 * 64) + shared + 5 * 64;
+}
+
+// Hands out aligned pieces of a thread's scratch memory.
+struct Arena {
+    char* next;
+    template <class T> T* take(int64_t n) {
+        T* piece = reinterpret_cast<T*>(next);
+        next += ceil_div(n * sizeof(T), 64) * 64;
+        return piece;
+    }
+};
+
+template <class C> Operand fetch(const Rows& x, bool copy, int64_t batch, int64_t head, int64_t first, int64_t n,
+                                 int64_t width, C* buffer) {
+    const Operand in_place =
+        Operand{x.data + (batch * x.batch + head * x.head) * int64_t(size_of(x.type)), x.type, x.row}.from(first);
+    if (!copy) return in_place;
+    const auto convert = [&](auto e) {
+        using E = decltype(e);
+        for (int64_t j = 0; j < n; ++j) {
+            const E* from = in_place.lines<E>().row(j);
+            C* to = buffer + j * width;
+            for (int64_t d = 0; d < width; ++d) to[d] = C(widen(from[d]));
+        }
+    };
+    switch (x.type) {
+        case Type::f32: convert(float{}); break;
+        case Type::f64: convert(double{}); break;
+        case Type::bf16: convert(bf16{}); break;
+        case Type::f16: convert(f16{}); break;
+    }
+    return {reinterpret_cast<const char*>(buffer), kType<C>, width};
+}
+
+// Query rows carry the scale, and log₂e / temperature where no softcap comes between.
+template <class C> void load_queries(const Problem& p, int64_t batch, Strip<C>& x) {
+    const C factor = p.softcap ? C(1) : C(p.scale / p.temperature) * kLog2e<C>;
+    const int64_t across = x.few ? 1 : x.lanes(), down = x.few ? p.D : 1;
+    if (x.row_count < x.lanes() && !x.few) std::memset(x.q, 0, p.D * x.lanes() * sizeof(C));
+    const auto gather = [&](auto e) {
+        using E = decltype(e);
+        for (int r = 0; r < x.row_count; ++r) {
+            const Row& row = x.rows[r];
+            const E* from = reinterpret_cast<const E*>(p.q.data) + batch * p.q.batch + row.head * p.q.head +
+                            row.query * p.q.row;
+            C* to = x.q + r * down;
+            for (int64_t d = 0; d < p.D; ++d) to[d * across] = C(widen(from[d])) * factor;
+        }
+    };
+    with_element<C>(p.q.type, gather);
+}
+
+// The last step of a row: the sink joins the sum, and o / l becomes the output.
+template <class C> struct Ending {
+    C inverse;  // what o is multiplied by; 0 for a row that may attend to nothing
+    C lse;
+};
+
+template <class C> Ending<C> ending(const Problem& p, int64_t head, C m, C l) {
+    if (l == C(0)) return {C(0), -kInf<C>};
+    C grown = 1;
+    if (p.sink) {
+        const C sink = reinterpret_cast<const C*>(p.sink)[head] * kLog2e<C> / C(p.temperature);
+        const C top = sink > m ? sink : m;
+        grown = std::exp2(m - top);
+        l = l * grown + std::exp2(sink - top);
+        m = top;
+    }
+    return {grown / l, (m + std::log2(l)) / kLog2e<C>};
+}
+
+template <class C>
+void write_row(const Problem& p, int64_t batch, const Row& row, const Ending<C>& end, const C* o, int64_t stride) {
+    const auto put = [&](auto e) {
+        using E = decltype(e);
+        E* to = reinterpret_cast<E*>(const_cast<char*>(p.out.data)) + batch * p.out.batch + row.head * p.out.head +
+                row.query * p.out.row;
+        for (int64_t d = 0; d < p.Dv; ++d) to[d] = narrow<E>(end.inverse == C(0) ? C(0) : o[d * stride] * end.inverse);
+    };
+    switch (p.out.type) {
+        case Type::f32: put(float{}); break;
+        case Type::f64: put(double{}); break;
+        case Type::bf16: put(bf16{}); break;
+        case Type::f16: put(f16{}); break;
+    }
+    if (p.lse) reinterpret_cast<C*>(p.lse)[(batch * p.Hq + row.head) * p.N + row.query] = end.lse;
+}
+
+Row row_of(const Problem& p, const Cut& c, int64_t batch, int64_t unit, int64_t r) {
+    Row row;
+    row.head = c.grouped ? unit * p.group() + r / p.N : unit;
+    row.query = c.grouped ? r % p.N : r;
+    row.position = p.M - p.N + row.query;
+    row.spans = p.spans.data ? p.spans.data + batch * p.spans.batch + row.query * p.spans.count * 2 : nullptr;
+    return row;
+}
+
+// Running sums of a row, when the keys are split: m, l, o.
+template <class C> size_t partial_bytes(const Problem& p, const Cut& c) { return c.rows * (p.Dv + 2) * sizeof(C); }
+
+template <class C> void finish(const Problem& p, const Task& t, const Strip<C>& x, int64_t first_row) {
+    const int64_t stride = x.few ? 1 : x.lanes();
+    for (int r = 0; r < x.row_count; ++r) {
+        const C* o = sum_of(x, r, 0, p.Dv);
+        if (!t.partial) {
+            write_row(p, t.batch, x.rows[r], ending(p, x.rows[r].head, x.m[r], x.l[r]), o, stride);
+            continue;
+        }
+        C* to = reinterpret_cast<C*>(t.partial) + (first_row + r) * (p.Dv + 2);
+        to[0] = x.m[r];
+        to[1] = x.l[r];
+        for (int64_t d = 0; d < p.Dv; ++d) to[2 + d] = o[d * stride];
+    }
+}
+
+template <class C> void attend_task(const Problem& p, const Cut& c, const Task& t, char* memory) {
+    constexpr int W = kWidth<C>;
+    const bool few = is_few<C>(c);
+    const Rowing rowing(c.rows, W);
+    Arena arena{memory};
+    const int64_t first_row = rowing.begin(t.strip) * W;
+    const int64_t rows = least(rowing.begin(t.strip + t.strips) * W, c.rows) - first_row;
+    Row* row = arena.take<Row>(rows);
+    for (int64_t r = 0; r < rows; ++r) row[r] = row_of(p, c, t.batch, t.unit, first_row + r);
+
+    Strip<C> strips[4];
+    for (int64_t i = 0; i < t.strips; ++i) {
+        Strip<C>& x = strips[i];
+        const int64_t a = rowing.begin(t.strip + i), b = rowing.begin(t.strip + i + 1);
+        x.vectors = int(b - a);
+        x.row_count = int(least(b * W, c.rows) - a * W);
+        x.few = few;
+        x.rows = row + a * W - first_row;
+        x.q = arena.take<C>(x.lanes() * p.D);
+        x.o = arena.take<C>(x.lanes() * p.Dv);
+        x.m = arena.take<C>(2 * x.lanes());
+        x.l = x.m + x.lanes();
+        load_queries(p, t.batch, x);
+        std::memset(x.o, 0, x.lanes() * p.Dv * sizeof(C));
+        for (int r = 0; r < x.lanes(); ++r) x.m[r] = -kInf<C>, x.l[r] = 0;
+    }
+
+    C* s = arena.take<C>(kBlock * kMaxLanes<C>);
+    if (few) std::memset(s, 0, kBlock * W * sizeof(C));  // lanes without a row
+    C* k_buffer = arena.take<C>(kBlock * p.D);
+    C* v_buffer = arena.take<C>(kBlock * p.Dv);
+    C* spare = arena.take<C>(logits_scratch(p, kMaxLanes<C>));
+    const int64_t kv = c.grouped ? t.unit : t.unit / p.group();
+    const int64_t step = few ? kFewBlock : kBlock;
+
+    for (Range run{t.begin, t.begin};;) {
+        run = next_run(row, int(rows), p.spans.count, run.end, t.end);
+        if (run.empty()) break;
+        for (int64_t j = run.begin; j < run.end; j += step) {
+            const Range block{j, least(j + step, run.end)};
+            const int64_t n = block.end - block.begin;
+            const Operand k = fetch(p.k, copied<C>(p.k, few), t.batch, kv, j, n, p.D, k_buffer);
+            const Operand v = fetch(p.v, copied<C>(p.v, few), t.batch, kv, j, n, p.Dv, v_buffer);
+            for (int64_t i = 0; i < t.strips; ++i) {
+                const Strip<C>& x = strips[i];
+                const Visible seen = visible(x.rows, x.row_count, p.spans.count, block);
+                if (seen.keys.empty()) continue;
+                const int64_t skip = seen.keys.begin - j;
+                const Block<C> b{p, x.rows, x.row_count, x.lanes(), t.batch, seen.keys.begin,
+                                 seen.keys.end - seen.keys.begin, s};
+                attend(x, k.from(skip), v.from(skip), b, seen.whole, spare);
+            }
+        }
+    }
+    for (int64_t i = 0; i < t.strips; ++i) finish(p, t, strips[i], strips[i].rows - row + first_row);
+}
+
+template <class C> void join_rows(const Problem& p, const Cut& c, int64_t batch, int64_t unit, const char* partial) {
+    const int64_t width = p.Dv + 2;
+    const C* chunks = reinterpret_cast<const C*>(partial);
+    for (int64_t r = 0; r < c.rows; ++r) {
+        C* total = const_cast<C*>(chunks) + r * width;  // the first chunk's sums receive the others'
+        C top = total[0];
+        for (int64_t i = 1; i < c.chunks; ++i) top = chunks[(i * c.rows + r) * width] > top ? chunks[(i * c.rows + r) * width] : top;
+        const C safe = top == -kInf<C> ? C(0) : top;
+        for (int64_t i = 0; i < c.chunks; ++i) {
+            const C* part = chunks + (i * c.rows + r) * width;
+            const C share = std::exp2(part[0] - safe);
+            for (int64_t d = 1; d < width; ++d) total[d] = (i ? total[d] : C(0)) + part[d] * share;
+        }
+        const Row row = row_of(p, c, batch, unit, r);
+        write_row(p, batch, row, ending(p, row.head, top, total[1]), total + 2, 1);
+    }
+}
+
+Cut cut_any(const Problem& p) { return p.wide() ? cut<double>(p) : cut<float>(p); }
+size_t scratch_any(const Problem& p, const Cut& c) { return p.wide() ? scratch<double>(p, c) : scratch<float>(p, c); }
+size_t partial_any(const Problem& p, const Cut& c) {
+    return p.wide() ? partial_bytes<double>(p, c) : partial_bytes<float>(p, c);
+}
+void attend_any(const Problem& p, const Cut& c, const Task& t, char* scratch) {
+    p.wide() ? attend_task<double>(p, c, t, scratch) : attend_task<float>(p, c, t, scratch);
+}
+void join_any(const Problem& p, const Cut& c, int64_t batch, int64_t unit, const char* partial) {
+    p.wide() ? join_rows<double>(p, c, batch, unit, partial) : join_rows<float>(p, c, batch, unit, partial);
+}
+
+}  // namespace LIMELIGHT_ISA
+
+#define LIMELIGHT_NAME_(isa) isa##_kernels
+#define LIMELIGHT_NAME(isa) LIMELIGHT_NAME_(isa)
+#define LIMELIGHT_TEXT_(isa) #isa
+#define LIMELIGHT_TEXT(isa) LIMELIGHT_TEXT_(isa)
+
+const Kernels LIMELIGHT_NAME(LIMELIGHT_ISA) = {
+    LIMELIGHT_TEXT(LIMELIGHT_ISA),  LIMELIGHT_ISA::cut_any,    LIMELIGHT_ISA::scratch_any,
+    LIMELIGHT_ISA::partial_any,     LIMELIGHT_ISA::attend_any, LIMELIGHT_ISA::join_any,
+};
+
+}  // namespace limelight

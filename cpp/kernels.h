@@ -1,0 +1,36 @@
+// The kernels of one instruction set, and how the work is cut into tasks for them.
+#pragma once
+
+#include "problem.h"
+
+namespace limelight {
+
+// How the rows of a problem are cut. Depends on the problem alone, never on the number of threads,
+// so neither do the results.
+struct Cut {
+    bool grouped;     // a unit is a key head with its whole group of query heads, otherwise a query head
+    int64_t units;    // a batch
+    int64_t rows;     // a unit
+    int64_t strips;   // a unit
+    int64_t together; // strips in one task, which share what they convert
+    int64_t chunk;    // keys in one task
+    int64_t chunks;
+};
+
+struct Kernels {
+    const char* name;
+    Cut (*cut)(const Problem&);
+    size_t (*scratch)(const Problem&, const Cut&);        // bytes a thread needs
+    size_t (*partial)(const Problem&, const Cut&);        // bytes of running sums a unit and chunk needs
+    void (*attend)(const Problem&, const Cut&, const Task&, char* scratch);
+    // Joins the running sums of the chunks of one unit, whose first lies at `partial`.
+    void (*join)(const Problem&, const Cut&, int64_t batch, int64_t unit, const char* partial);
+};
+
+extern const Kernels baseline_kernels;
+#if defined(LIMELIGHT_X86)
+extern const Kernels avx2_kernels;
+extern const Kernels avx512_kernels;
+#endif
+
+}  // namespace limelight

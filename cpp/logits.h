@@ -1,0 +1,145 @@
+// From raw scores to logits: softcap, biases and masks on one block of scores.
+//
+// A block is s[key][lane], one lane a query row, in units of log 2 and already divided by the
+// temperature, so that the softmax needs only 2ˣ. Each step is a pass over a block that lies in the
+// nearest cache, which costs far less than the products that made it.
+#pragma once
+
+#include "exp.h"
+#include "half.h"
+#include "spans.h"
+
+namespace limelight::LIMELIGHT_ISA {
+
+// A block's place: keys [first, first + n) of batch `batch`, for `rows` of a strip of `lanes` lanes.
+template <class C> struct Block {
+    const Problem& p;
+    const Row* rows;
+    int row_count, lanes;
+    int64_t batch, first, n;
+    C* s;
+
+    // The strip's rows are consecutive queries of one head and fill every lane.
+    bool consecutive() const {
+        const Row &a = rows[0], &b = rows[row_count - 1];
+        return row_count == lanes && a.head == b.head && b.query - a.query == lanes - 1;
+    }
+};
+
+template <class C> constexpr C kLog2e = C(1.4426950408889634074);
+
+template <class C> void cap(const Block<C>& b) {
+    const C inside = C(b.p.scale / b.p.softcap);
+    const C outside = C(b.p.softcap / b.p.temperature) * kLog2e<C>;
+    for (int64_t i = 0; i < b.n * b.lanes; i += kWidth<C>)
+        store(b.s + i, outside * tanh(load(b.s + i) * inside));
+}
+
+// s −= slope · |position − key|
+template <class C> void add_slopes(const Block<C>& b, C unit, C* scratch) {
+    C *slope = scratch, *ahead = scratch + b.lanes;  // ahead: position − first key
+    const C* slopes = reinterpret_cast<const C*>(b.p.slopes);
+    for (int r = 0; r < b.lanes; ++r) {
+        const Row& row = b.rows[least(r, b.row_count - 1)];
+        slope[r] = -slopes[row.head] * unit;
+        ahead[r] = C(row.position - b.first);
+    }
+    for (int64_t j = 0; j < b.n; ++j)
+        for (int r = 0; r < b.lanes; r += kWidth<C>) {
+            const Vec<C> d = load(ahead + r) - C(j);
+            C* s = b.s + j * b.lanes + r;
+            store(s, load(s) + load(slope + r) * (d < C(0) ? -d : d));
+        }
+}
+
+// s += offset[position − key]: the lanes of a strip of consecutive queries read consecutive offsets.
+template <class C> void add_offsets(const Block<C>& b, C unit) {
+    const C* table = reinterpret_cast<const C*>(b.p.offsets) + (b.p.N - 1);
+    if (b.consecutive()) {
+        const Row& row = b.rows[0];
+        const C* o = table + row.head * b.p.offsets_head + row.position - b.first;
+        for (int64_t j = 0; j < b.n; ++j)
+            for (int r = 0; r < b.lanes; r += kWidth<C>) {
+                C* s = b.s + j * b.lanes + r;
+                store(s, load(s) + load(o - j + r) * unit);
+            }
+        return;
+    }
+    for (int r = 0; r < b.row_count; ++r) {
+        const Row& row = b.rows[r];
+        const C* o = table + row.head * b.p.offsets_head + row.position - b.first;
+        for (int64_t j = 0; j < b.n; ++j) b.s[j * b.lanes + r] += o[-j] * unit;
+    }
+}
+
+template <class C, class E> void add_dense(const Block<C>& b, C unit) {
+    const Grid& g = b.p.bias;
+    for (int r = 0; r < b.row_count; ++r) {
+        const Row& row = b.rows[r];
+        const E* e = reinterpret_cast<const E*>(g.data) + b.batch * g.batch + row.head * g.head +
+                     row.query * g.row + b.first * g.col;
+        C* s = b.s + r;
+        for (int64_t j = 0; j < b.n; ++j, s += b.lanes) *s += C(widen(e[j * g.col])) * unit;
+    }
+}
+
+template <class C> void mask_dense(const Block<C>& b) {
+    const Grid& g = b.p.mask;
+    for (int r = 0; r < b.row_count; ++r) {
+        const Row& row = b.rows[r];
+        const char* m = g.data + b.batch * g.batch + row.head * g.head + row.query * g.row +
+                        b.first * g.col;
+        C* s = b.s + r;
+        for (int64_t j = 0; j < b.n; ++j, s += b.lanes) *s = m[j * g.col] ? *s : -kInf<C>;
+    }
+}
+
+// Key j of the block is allowed to a lane where begin ≤ j < end for one of its spans. Relative to
+// the block these are small whole numbers, exact in floating point.
+template <class C> void mask_spans(const Block<C>& b, C* scratch) {
+    const int64_t spans = b.p.spans.count;
+    for (int64_t s = 0; s < spans; ++s) {
+        C *begin = scratch + 2 * s * b.lanes, *end = begin + b.lanes;
+        for (int r = 0; r < b.lanes; ++r) {
+            const int32_t* span = b.rows[least(r, b.row_count - 1)].spans + 2 * s;
+            begin[r] = C(least(most(span[0] - b.first, 0), b.n));
+            end[r] = C(least(most(span[1] - b.first, 0), b.n));
+        }
+    }
+    for (int64_t j = 0; j < b.n; ++j)
+        for (int r = 0; r < b.lanes; r += kWidth<C>) {
+            const Vec<C> key = broadcast(C(j));
+            IntVec<C> inside{};
+            for (int64_t s = 0; s < spans; ++s) {
+                const C* begin = scratch + 2 * s * b.lanes + r;
+                inside |= (load(begin) <= key) & (key < load(begin + b.lanes));
+            }
+            C* s = b.s + j * b.lanes + r;
+            store(s, inside ? load(s) : broadcast(-kInf<C>));
+        }
+}
+
+// Elements of scratch that the steps above need.
+inline int64_t logits_scratch(const Problem& p, int lanes) { return 2 * most(p.spans.count, 1) * lanes; }
+
+// Whether a score needs anything but its scaling, which the queries already carry.
+inline bool plain(const Problem& p) {
+    return !p.softcap && !p.slopes && !p.offsets && !p.bias.data && !p.mask.data;
+}
+
+template <class C> void to_logits(const Block<C>& b, bool whole, C* scratch) {
+    const C unit = kLog2e<C> / C(b.p.temperature);
+    if (b.p.softcap) cap(b);
+    if (b.p.slopes) add_slopes(b, unit, scratch);
+    if (b.p.offsets) add_offsets(b, unit);
+    if (b.p.bias.data) switch (b.p.bias.type) {
+        case Type::f32: add_dense<C, float>(b, unit); break;
+        case Type::f64: add_dense<C, double>(b, unit); break;
+        case Type::bf16: add_dense<C, bf16>(b, unit); break;
+        case Type::f16: add_dense<C, f16>(b, unit); break;
+    }
+    if (b.p.mask.data) mask_dense(b);
+    if (!whole) mask_spans(b, scratch);
+}
+
+}  // namespace limelight::LIMELIGHT_ISA

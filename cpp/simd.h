@@ -1,0 +1,87 @@
+// A vector of T as wide as the instruction set that this file is compiled for.
+//
+// GCC's and Clang's vector extensions give one source for SSE2, AVX2, AVX-512 and NEON. Every
+// including file is compiled once for each instruction set, so all of it lives in the namespace
+// LIMELIGHT_ISA: two instruction sets never share an inline function.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#define LIMELIGHT_INLINE inline __attribute__((always_inline))
+
+namespace limelight::LIMELIGHT_ISA {
+
+template <class T> struct Bits;
+template <> struct Bits<float> { using type = int32_t; };
+template <> struct Bits<double> { using type = int64_t; };
+
+template <class T> struct Simd {
+    static constexpr int width = LIMELIGHT_BYTES / sizeof(T);
+    using Bit = typename Bits<T>::type;
+    typedef T V __attribute__((vector_size(LIMELIGHT_BYTES)));
+    typedef Bit I __attribute__((vector_size(LIMELIGHT_BYTES)));
+};
+
+template <class T> using Vec = typename Simd<T>::V;
+template <class T> using IntVec = typename Simd<T>::I;
+template <class T> constexpr int kWidth = Simd<T>::width;
+template <class T> constexpr T kInf = std::numeric_limits<T>::infinity();
+
+template <class T> LIMELIGHT_INLINE Vec<T> broadcast(T x) { return x - Vec<T>{}; }
+
+template <class T> LIMELIGHT_INLINE Vec<T> load(const T* p) {
+    Vec<T> v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+template <class T> LIMELIGHT_INLINE void store(T* p, Vec<T> v) { std::memcpy(p, &v, sizeof v); }
+
+// max(NaN, b) = b, as the machine's instruction has it: a NaN score never becomes a row's maximum,
+// it reaches the sums through the exponential.
+template <class V> LIMELIGHT_INLINE V larger(V a, V b) { return a > b ? a : b; }
+
+// Lane i of the result is lane at(i) of a, or lane at(i) − width of b.
+template <class T, class At, int... I>
+LIMELIGHT_INLINE Vec<T> shuffle(Vec<T> a, Vec<T> b, At at, std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, at(std::integral_constant<int, I>{})...);
+#else
+    return __builtin_shuffle(a, b, IntVec<T>{at(std::integral_constant<int, I>{})...});
+#endif
+}
+
+template <class T, class At> LIMELIGHT_INLINE Vec<T> shuffle(Vec<T> a, Vec<T> b, At at) {
+    return shuffle<T>(a, b, at, std::make_integer_sequence<int, kWidth<T>>{});
+}
+
+// Every lane receives the sum of the lanes that are a multiple of `step` away, in a fixed order.
+template <int step, class T, int by = kWidth<T> / 2> LIMELIGHT_INLINE Vec<T> fold(Vec<T> v) {
+    if constexpr (by < step) {
+        return v;
+    } else {
+        v += shuffle<T>(v, v, [](auto i) { return (i + by) % kWidth<T>; });
+        return fold<step, T, by / 2>(v);
+    }
+}
+
+// The sum of all lanes.
+template <class T> LIMELIGHT_INLINE T sum(Vec<T> v) { return fold<1, T>(v)[0]; }
+
+// The sums of four vectors at once, in the first four lanes: two rounds that interleave inside each
+// group of four lanes, then the groups are folded.
+LIMELIGHT_INLINE Vec<float> sums(const Vec<float> (&v)[4]) {
+    constexpr int W = kWidth<float>;
+    const auto pairs = [](Vec<float> a, Vec<float> b) {
+        return shuffle<float>(a, b, [](auto i) { return i / 4 * 4 + i % 4 / 2 + i % 2 * W; }) +
+               shuffle<float>(a, b, [](auto i) { return i / 4 * 4 + i % 4 / 2 + i % 2 * W + 2; });
+    };
+    const Vec<float> ab = pairs(v[0], v[1]), cd = pairs(v[2], v[3]);
+    return fold<4, float>(shuffle<float>(ab, cd, [](auto i) { return i / 4 * 4 + i % 2 + i % 4 / 2 * W; }) +
+                          shuffle<float>(ab, cd, [](auto i) { return i / 4 * 4 + i % 2 + i % 4 / 2 * W + 2; }));
+}
+
+}  // namespace limelight::LIMELIGHT_ISA

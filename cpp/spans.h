@@ -1,0 +1,85 @@
+// Which keys the rows of a strip may attend to.
+#pragma once
+
+#include "problem.h"
+#include "simd.h"
+
+namespace limelight::LIMELIGHT_ISA {
+
+// One query row: a lane of a strip.
+struct Row {
+    int64_t head, query, position;
+    const int32_t* spans;  // its `count` spans, or null for every key
+};
+
+struct Range {
+    int64_t begin, end;
+    bool empty() const { return begin >= end; }
+};
+
+LIMELIGHT_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+LIMELIGHT_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// The first maximal run of keys at or after `from` in which every key is allowed to some row: what
+// lies between two runs is never computed. Spans are sorted, so a row's later spans only extend it.
+inline Range next_run(const Row* rows, int n, int64_t spans, int64_t from, int64_t end) {
+    if (!rows[0].spans) return {from, end};
+    int64_t begin = end;
+    for (int r = 0; r < n; ++r)
+        for (int64_t s = 0; s < spans; ++s) {
+            const int64_t a = rows[r].spans[2 * s], b = rows[r].spans[2 * s + 1];
+            if (b > a && b > from) {
+                begin = least(begin, most(a, from));
+                break;
+            }
+        }
+    int64_t reach = begin;
+    for (bool grows = begin < end; grows;) {
+        grows = false;
+        for (int r = 0; r < n; ++r)
+            for (int64_t s = 0; s < spans; ++s) {
+                const int64_t a = rows[r].spans[2 * s], b = rows[r].spans[2 * s + 1];
+                if (a <= reach && b > reach) reach = b, grows = true;
+            }
+    }
+    return {begin, least(reach, end)};
+}
+
+// The part of the keys [begin, end) that some row of the strip is allowed to see, and whether every
+// row sees all of that part.
+struct Visible {
+    Range keys;
+    bool whole;
+};
+
+inline Visible visible(const Row* rows, int n, int64_t spans, Range block) {
+    if (!rows[0].spans) return {block, true};
+    Range keys{block.end, block.begin};
+    for (int r = 0; r < n; ++r)
+        for (int64_t s = 0; s < spans; ++s) {
+            const int64_t a = most(rows[r].spans[2 * s], block.begin);
+            const int64_t b = least(rows[r].spans[2 * s + 1], block.end);
+            if (a < b) keys = {least(keys.begin, a), most(keys.end, b)};
+        }
+    if (keys.empty()) return {keys, true};
+    for (int r = 0; r < n; ++r) {
+        bool covered = false;
+        for (int64_t s = 0; s < spans && !covered; ++s)
+            covered = rows[r].spans[2 * s] <= keys.begin && rows[r].spans[2 * s + 1] >= keys.end;
+        if (!covered) return {keys, false};
+    }
+    return {keys, true};
+}
+
+inline bool allows(const Problem& p, const Row& row, int64_t batch, int64_t key) {
+    if (row.spans) {
+        bool inside = false;
+        for (int64_t s = 0; s < p.spans.count; ++s)
+            inside |= row.spans[2 * s] <= key && key < row.spans[2 * s + 1];
+        if (!inside) return false;
+    }
+    const Grid& m = p.mask;
+    return !m.data || m.data[batch * m.batch + row.head * m.head + row.query * m.row + key * m.col];
+}
+
+}  // namespace limelight::LIMELIGHT_ISA

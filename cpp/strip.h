@@ -1,0 +1,134 @@
+// A strip of query rows and its running softmax over blocks of keys.
+//
+// For each row: m the largest logit so far, l = Σ 2^(logit − m), o = Σ 2^(logit − m) v. A block with a
+// new maximum m′ multiplies l and o by 2^(m − m′) first: the result is exact softmax in one pass.
+#pragma once
+
+#include "few.h"
+#include "logits.h"
+#include "tile.h"
+
+namespace limelight::LIMELIGHT_ISA {
+
+template <class C> constexpr int kMaxLanes = 3 * kWidth<C>;
+
+// Rows of K or V where they lie, or a copy in the compute type.
+struct Operand {
+    const char* data;
+    Type type;
+    int64_t stride;
+
+    int64_t pitch() const { return stride * int64_t(size_of(type)); }  // in bytes
+    template <class E> Lines<E> lines() const { return {reinterpret_cast<const E*>(data), stride}; }
+    Operand from(int64_t j) const { return {data + j * pitch(), type, stride}; }
+};
+
+template <class C> struct Strip {
+    int vectors, row_count;
+    bool few;  // features in the lanes: q and o are (row, feature), otherwise (feature, lane)
+    const Row* rows;
+    C *q, *o, *m, *l;
+
+    int lanes() const { return vectors * kWidth<C>; }
+};
+
+template <class C, class F> LIMELIGHT_INLINE void with_element(Type type, F&& f) {
+    if constexpr (sizeof(C) == 8) {
+        f(double{});
+    } else {
+        if (type == Type::bf16) f(bf16{});
+        else if (type == Type::f16) f(f16{});
+        else f(float{});
+    }
+}
+
+template <class C, int NV> void softmax_block(const Strip<C>& x, C* s, int64_t n, C* decay) {
+    constexpr int W = kWidth<C>;
+    Vec<C> top[NV], total[NV];
+    for (int b = 0; b < NV; ++b) top[b] = load(x.m + b * W);
+    for (int64_t j = 0; j < n; ++j)
+#pragma GCC unroll 3
+        for (int b = 0; b < NV; ++b) top[b] = larger(load(s + (j * NV + b) * W), top[b]);
+    for (int b = 0; b < NV; ++b) {
+        const Vec<C> before = load(x.m + b * W);
+        store(x.m + b * W, top[b]);
+        top[b] = top[b] == -kInf<C> ? Vec<C>{} : top[b];  // nothing allowed yet: 2^(−∞ − 0) = 0
+        const Vec<C> d = exp2(before - top[b]);
+        store(decay + b * W, d);
+        total[b] = load(x.l + b * W) * d;
+    }
+    for (int64_t j = 0; j < n; ++j)
+#pragma GCC unroll 3
+        for (int b = 0; b < NV; ++b) {
+            const Vec<C> p = exp2(load(s + (j * NV + b) * W) - top[b]);
+            store(s + (j * NV + b) * W, p);
+            total[b] += p;
+        }
+    for (int b = 0; b < NV; ++b) store(x.l + b * W, total[b]);
+}
+
+template <class C> C* sum_of(const Strip<C>& x, int row, int64_t d, int64_t Dv) {
+    return x.few ? x.o + row * Dv + d : x.o + d * x.lanes() + row;
+}
+
+// Values that are not finite must not reach rows that may not attend to them, though their weight
+// there is 0. Rare, so plain: such keys are added row by row, where allowed.
+template <class C> void add_values_where_allowed(const Strip<C>& x, const Block<C>& b, const Operand& v, const C* decay) {
+    for (int r = 0; r < x.row_count; ++r)
+        for (int64_t d = 0; d < b.p.Dv; ++d) *sum_of(x, r, d, b.p.Dv) *= decay[r];
+    with_element<C>(v.type, [&](auto e) {
+        using E = decltype(e);
+        for (int64_t j = 0; j < b.n; ++j)
+            for (int r = 0; r < x.row_count; ++r) {
+                if (!allows(b.p, x.rows[r], b.batch, b.first + j)) continue;
+                for (int64_t d = 0; d < b.p.Dv; ++d)
+                    *sum_of(x, r, d, b.p.Dv) += b.s[j * b.lanes + r] * C(widen(v.lines<E>().row(j)[d]));
+            }
+    });
+}
+
+template <class C> bool all_finite(const Operand& v, int64_t n, int64_t Dv) {
+    bool every = true;
+    with_element<C>(v.type, [&](auto e) {
+        using E = decltype(e);
+        for (int64_t j = 0; j < n; ++j) {
+            C probe = 0;
+            for (int64_t d = 0; d < Dv; ++d) probe += C(widen(v.lines<E>().row(j)[d])) * C(0);
+            every = every && probe == C(0);
+        }
+    });
+    return every;
+}
+
+template <class C, int NV>
+void attend_lanes(const Strip<C>& x, const Operand& k, const Operand& v, const Block<C>& b, bool whole, C* scratch) {
+    const Problem& p = b.p;
+    alignas(64) C decay[kMaxLanes<C>];
+    if (!x.few)
+        all_scores<C, NV>(x.q, k.lines<C>().data, k.stride, p.D, b.n, b.s);
+    else
+        with_element<C>(k.type, [&](auto e) {
+            using E = decltype(e);
+            few_scores<C, E>(x.q, k.lines<E>(), p.D, b.n, x.row_count, b.s);
+        });
+    if (!whole || !plain(p)) to_logits(b, whole, scratch);
+    softmax_block<C, NV>(x, b.s, b.n, decay);
+    if ((!whole || p.mask.data) && !all_finite<C>(v, b.n, p.Dv))
+        add_values_where_allowed(x, b, v, decay);
+    else if (!x.few)
+        all_values<C, NV>(b.s, v.lines<C>().data, v.stride, b.n, p.Dv, x.o, decay);
+    else
+        with_element<C>(v.type, [&](auto e) {
+            using E = decltype(e);
+            few_values<C, E>(b.s, v.lines<E>(), p.Dv, b.n, x.row_count, x.o, decay);
+        });
+}
+
+template <class C>
+void attend(const Strip<C>& x, const Operand& k, const Operand& v, const Block<C>& b, bool whole, C* scratch) {
+    if (x.vectors == 3) attend_lanes<C, 3>(x, k, v, b, whole, scratch);
+    else if (x.vectors == 2) attend_lanes<C, 2>(x, k, v, b, whole, scratch);
+    else attend_lanes<C, 1>(x, k, v, b, whole, scratch);
+}
+
+}  // namespace limelight::LIMELIGHT_ISA

@@ -1,0 +1,79 @@
+// The two products of attention, scores = K Qᵀ and sums += Vᵀ P, with queries in the vector lanes.
+//
+// Maximum, sum and exponential of a row are then lane-wise, and neither K nor V needs packing: their
+// numbers are broadcast from where they lie. A register tile of keys × NV vectors of queries keeps
+// every fused multiply-add unit busy.
+#pragma once
+
+#include "half.h"
+
+namespace limelight::LIMELIGHT_ISA {
+
+// Keys (or features) in a register tile beside NV vectors of queries and one broadcast number.
+template <int NV> constexpr int kTile = (LIMELIGHT_REGISTERS - 1 - NV) / NV < 12 ? (LIMELIGHT_REGISTERS - 1 - NV) / NV : 12;
+
+template <class C, int K, int NV>
+LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_t D, C* s) {
+    constexpr int W = kWidth<C>;
+    Vec<C> acc[K][NV] = {};
+#pragma GCC unroll 4
+    for (int64_t d = 0; d < D; ++d) {
+        Vec<C> x[NV];
+#pragma GCC unroll 3
+        for (int b = 0; b < NV; ++b) x[b] = load(q + (d * NV + b) * W);
+#pragma GCC unroll 32
+        for (int a = 0; a < K; ++a)
+#pragma GCC unroll 3
+            for (int b = 0; b < NV; ++b) acc[a][b] += k[a * stride + d] * x[b];
+    }
+#pragma GCC unroll 32
+    for (int a = 0; a < K; ++a)
+#pragma GCC unroll 3
+        for (int b = 0; b < NV; ++b) store(s + (a * NV + b) * W, acc[a][b]);
+}
+
+template <class C, int K, int NV>
+LIMELIGHT_INLINE void tile_values(const C* p, const C* v, int64_t stride, int64_t n, C* o, const C* decay) {
+    constexpr int W = kWidth<C>;
+    Vec<C> acc[K][NV];
+#pragma GCC unroll 32
+    for (int a = 0; a < K; ++a)
+#pragma GCC unroll 3
+        for (int b = 0; b < NV; ++b) acc[a][b] = load(o + (a * NV + b) * W) * load(decay + b * W);
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < n; ++j) {
+        Vec<C> x[NV];
+#pragma GCC unroll 3
+        for (int b = 0; b < NV; ++b) x[b] = load(p + (j * NV + b) * W);
+#pragma GCC unroll 32
+        for (int a = 0; a < K; ++a)
+#pragma GCC unroll 3
+            for (int b = 0; b < NV; ++b) acc[a][b] += v[j * stride + a] * x[b];
+    }
+#pragma GCC unroll 32
+    for (int a = 0; a < K; ++a)
+#pragma GCC unroll 3
+        for (int b = 0; b < NV; ++b) store(o + (a * NV + b) * W, acc[a][b]);
+}
+
+// Whole register tiles while they last, then halves, so that no number outside is ever read.
+template <class C, int NV, int K = kTile<NV>>
+void all_scores(const C* q, const C* k, int64_t stride, int64_t D, int64_t n, C* s) {
+    int64_t j = 0;
+    for (; j + K <= n; j += K) tile_scores<C, K, NV>(q, k + j * stride, stride, D, s + j * NV * kWidth<C>);
+    if constexpr (K > 1)
+        if (j < n)
+            all_scores<C, NV, (K + 1) / 2>(q, k + j * stride, stride, D, n - j, s + j * NV * kWidth<C>);
+}
+
+template <class C, int NV, int K = kTile<NV>>
+void all_values(const C* p, const C* v, int64_t stride, int64_t n, int64_t Dv, C* o, const C* decay) {
+    int64_t d = 0;
+    for (; d + K <= Dv; d += K)
+        tile_values<C, K, NV>(p, v + d, stride, n, o + d * NV * kWidth<C>, decay);
+    if constexpr (K > 1)
+        if (d < Dv)
+            all_values<C, NV, (K + 1) / 2>(p, v + d, stride, n, Dv - d, o + d * NV * kWidth<C>, decay);
+}
+
+}  // namespace limelight::LIMELIGHT_ISA

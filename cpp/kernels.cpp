@@ -21,14 +21,30 @@ struct Rowing {
     }
 };
 
+// Strips that share one copy of a block of K and V.
+constexpr int64_t kTogether = 8;
+
+template <class C> bool is_few(const Cut& c) { return c.rows < kWidth<C>; }
+
+// Few rows go back and forth between K and V in steps that keep both streams alive.
+constexpr int64_t kFewBlock = 8;
+
+// Rows that are far apart share few cache sets, and a block of them then drives itself out.
+constexpr int64_t kFarApart = 2048;
+
+template <class C> bool copied(const Rows& x, bool few) {
+    if (few) return sizeof(C) == 8 ? x.type != Type::f64 : x.type == Type::f64;
+    return x.type != kType<C> || x.row * int64_t(sizeof(C)) >= kFarApart;
+}
+
 template <class C> Cut cut(const Problem& p) {
     Cut c;
     c.grouped = p.group() > 1 && p.N < kMaxLanes<C>;
     c.units = c.grouped ? p.Hkv : p.Hq;
     c.rows = c.grouped ? p.group() * p.N : p.N;
     c.strips = Rowing(c.rows, kWidth<C>).strips;
-    const bool converted = p.k.type != kType<C> || p.v.type != kType<C>;
-    c.together = converted && c.rows >= kWidth<C> ? 4 : 1;
+    const bool few = is_few<C>(c);
+    c.together = !few && (copied<C>(p.k, few) || copied<C>(p.v, few)) ? kTogether : 1;
     // Few tasks are cut along the keys too.
     const int64_t tasks = p.B * c.units * ceil_div(c.strips, c.together);
     constexpr int64_t enough = 32, shortest = 512;
@@ -38,24 +54,12 @@ template <class C> Cut cut(const Problem& p) {
     return c;
 }
 
-template <class C> bool is_few(const Cut& c) { return c.rows < kWidth<C>; }
-
-// Few rows go back and forth between K and V in steps that keep both streams alive.
-constexpr int64_t kFewBlock = 8;
-
-// Rows that are far apart share few cache sets, and a block of them then drives itself out.
-constexpr int64_t kFarApart = 1024;
-
-template <class C> bool copied(const Rows& x, bool few) {
-    if (few) return sizeof(C) == 8 ? x.type != Type::f64 : x.type == Type::f64;
-    return x.type != kType<C> || x.row * int64_t(sizeof(C)) >= kFarApart;
-}
-
 template <class C> size_t scratch(const Problem& p, const Cut& c) {
     const int64_t lanes = kMaxLanes<C>;
     const int64_t per_strip = lanes * (p.D + p.Dv + 2) * sizeof(C) + lanes * sizeof(Row);
-    const int64_t shared = (kBlock * (lanes + p.D + p.Dv) + logits_scratch(p, lanes)) * sizeof(C);
-    return c.together * (per_strip + 3 * 64) + shared + 5 * 64;
+    const int64_t shared =
+        (kBlock * (lanes + p.D + p.Dv) + lanes * most(p.D, p.Dv) + logits_scratch(p, lanes)) * sizeof(C);
+    return c.together * (per_strip + 3 * 64) + shared + 6 * 64;
 }
 
 // Hands out aligned pieces of a thread's scratch memory.
@@ -90,22 +94,21 @@ template <class C> Operand fetch(const Rows& x, bool copy, int64_t batch, int64_
     return {reinterpret_cast<const char*>(buffer), kType<C>, width};
 }
 
-// Query rows carry the scale, and log₂e / temperature where no softcap comes between.
-template <class C> void load_queries(const Problem& p, int64_t batch, Strip<C>& x) {
+// Query rows carry the scale, and log₂e / temperature where no softcap comes between. Lanes without
+// a row repeat the last one.
+template <class C> void load_queries(const Problem& p, int64_t batch, const Strip<C>& x, C* rows) {
     const C factor = p.softcap ? C(1) : C(p.scale / p.temperature) * kLog2e<C>;
-    const int64_t across = x.few ? 1 : x.lanes(), down = x.few ? p.D : 1;
-    if (x.row_count < x.lanes() && !x.few) std::memset(x.q, 0, p.D * x.lanes() * sizeof(C));
-    const auto gather = [&](auto e) {
+    if (x.few) rows = x.q;
+    with_element<C>(p.q.type, [&](auto e) {
         using E = decltype(e);
-        for (int r = 0; r < x.row_count; ++r) {
-            const Row& row = x.rows[r];
+        for (int r = 0; r < (x.few ? x.row_count : x.lanes()); ++r) {
+            const Row& row = x.rows[least(r, x.row_count - 1)];
             const E* from = reinterpret_cast<const E*>(p.q.data) + batch * p.q.batch + row.head * p.q.head +
                             row.query * p.q.row;
-            C* to = x.q + r * down;
-            for (int64_t d = 0; d < p.D; ++d) to[d * across] = C(widen(from[d])) * factor;
+            for (int64_t d = 0; d < p.D; ++d) rows[r * p.D + d] = C(widen(from[d])) * factor;
         }
-    };
-    with_element<C>(p.q.type, gather);
+    });
+    if (!x.few) transpose(rows, p.D, x.lanes(), p.D, x.q, x.lanes());
 }
 
 // The last step of a row: the sink joins the sum, and o / l becomes the output.
@@ -124,16 +127,16 @@ template <class C> Ending<C> ending(const Problem& p, int64_t head, C m, C l) {
         l = l * grown + std::exp2(sink - top);
         m = top;
     }
-    return {grown / l, (m + std::log2(l)) / kLog2e<C>};
+    return {grown / l, p.lse ? (m + std::log2(l)) / kLog2e<C> : C(0)};
 }
 
 template <class C>
-void write_row(const Problem& p, int64_t batch, const Row& row, const Ending<C>& end, const C* o, int64_t stride) {
+void write_row(const Problem& p, int64_t batch, const Row& row, const Ending<C>& end, const C* o) {
     const auto put = [&](auto e) {
         using E = decltype(e);
         E* to = reinterpret_cast<E*>(const_cast<char*>(p.out.data)) + batch * p.out.batch + row.head * p.out.head +
                 row.query * p.out.row;
-        for (int64_t d = 0; d < p.Dv; ++d) to[d] = narrow<E>(end.inverse == C(0) ? C(0) : o[d * stride] * end.inverse);
+        for (int64_t d = 0; d < p.Dv; ++d) to[d] = narrow<E>(end.inverse == C(0) ? C(0) : o[d] * end.inverse);
     };
     switch (p.out.type) {
         case Type::f32: put(float{}); break;
@@ -156,18 +159,19 @@ Row row_of(const Problem& p, const Cut& c, int64_t batch, int64_t unit, int64_t 
 // Running sums of a row, when the keys are split: m, l, o.
 template <class C> size_t partial_bytes(const Problem& p, const Cut& c) { return c.rows * (p.Dv + 2) * sizeof(C); }
 
-template <class C> void finish(const Problem& p, const Task& t, const Strip<C>& x, int64_t first_row) {
-    const int64_t stride = x.few ? 1 : x.lanes();
+template <class C> void finish(const Problem& p, const Task& t, const Strip<C>& x, int64_t first_row, C* rows) {
+    if (x.few) rows = x.o;
+    else transpose(x.o, x.lanes(), p.Dv, x.lanes(), rows, p.Dv);
     for (int r = 0; r < x.row_count; ++r) {
-        const C* o = sum_of(x, r, 0, p.Dv);
+        const C* o = rows + r * p.Dv;
         if (!t.partial) {
-            write_row(p, t.batch, x.rows[r], ending(p, x.rows[r].head, x.m[r], x.l[r]), o, stride);
+            write_row(p, t.batch, x.rows[r], ending(p, x.rows[r].head, x.m[r], x.l[r]), o);
             continue;
         }
         C* to = reinterpret_cast<C*>(t.partial) + (first_row + r) * (p.Dv + 2);
         to[0] = x.m[r];
         to[1] = x.l[r];
-        for (int64_t d = 0; d < p.Dv; ++d) to[2 + d] = o[d * stride];
+        std::memcpy(to + 2, o, p.Dv * sizeof(C));
     }
 }
 
@@ -179,9 +183,10 @@ template <class C> void attend_task(const Problem& p, const Cut& c, const Task& 
     const int64_t first_row = rowing.begin(t.strip) * W;
     const int64_t rows = least(rowing.begin(t.strip + t.strips) * W, c.rows) - first_row;
     Row* row = arena.take<Row>(rows);
+    C* turning = arena.take<C>(kMaxLanes<C> * most(p.D, p.Dv));
     for (int64_t r = 0; r < rows; ++r) row[r] = row_of(p, c, t.batch, t.unit, first_row + r);
 
-    Strip<C> strips[4];
+    Strip<C> strips[kTogether];
     for (int64_t i = 0; i < t.strips; ++i) {
         Strip<C>& x = strips[i];
         const int64_t a = rowing.begin(t.strip + i), b = rowing.begin(t.strip + i + 1);
@@ -193,7 +198,7 @@ template <class C> void attend_task(const Problem& p, const Cut& c, const Task& 
         x.o = arena.take<C>(x.lanes() * p.Dv);
         x.m = arena.take<C>(2 * x.lanes());
         x.l = x.m + x.lanes();
-        load_queries(p, t.batch, x);
+        load_queries(p, t.batch, x, turning);
         std::memset(x.o, 0, x.lanes() * p.Dv * sizeof(C));
         for (int r = 0; r < x.lanes(); ++r) x.m[r] = -kInf<C>, x.l[r] = 0;
     }
@@ -221,11 +226,11 @@ template <class C> void attend_task(const Problem& p, const Cut& c, const Task& 
                 const int64_t skip = seen.keys.begin - j;
                 const Block<C> b{p, x.rows, x.row_count, x.lanes(), t.batch, seen.keys.begin,
                                  seen.keys.end - seen.keys.begin, s};
-                attend(x, k.from(skip), v.from(skip), b, seen.whole, spare);
+                attend(x, k.from(skip), v.from(skip), b, seen.partial, spare);
             }
         }
     }
-    for (int64_t i = 0; i < t.strips; ++i) finish(p, t, strips[i], strips[i].rows - row + first_row);
+    for (int64_t i = 0; i < t.strips; ++i) finish(p, t, strips[i], strips[i].rows - row + first_row, turning);
 }
 
 template <class C> void join_rows(const Problem& p, const Cut& c, int64_t batch, int64_t unit, const char* partial) {
@@ -242,7 +247,7 @@ template <class C> void join_rows(const Problem& p, const Cut& c, int64_t batch,
             for (int64_t d = 1; d < width; ++d) total[d] = (i ? total[d] : C(0)) + part[d] * share;
         }
         const Row row = row_of(p, c, batch, unit, r);
-        write_row(p, batch, row, ending(p, row.head, top, total[1]), total + 2, 1);
+        write_row(p, batch, row, ending(p, row.head, top, total[1]), total + 2);
     }
 }
 

@@ -8,6 +8,7 @@
 #include "exp.h"
 #include "half.h"
 #include "spans.h"
+#include "transpose.h"
 
 namespace limelight::LIMELIGHT_ISA {
 
@@ -72,31 +73,47 @@ template <class C> void add_offsets(const Block<C>& b, C unit) {
     }
 }
 
-template <class C, class E> void add_dense(const Block<C>& b, C unit) {
-    const Grid& g = b.p.bias;
-    for (int r = 0; r < b.row_count; ++r) {
-        const Row& row = b.rows[r];
-        const E* e = reinterpret_cast<const E*>(g.data) + b.batch * g.batch + row.head * g.head +
-                     row.query * g.row + b.first * g.col;
-        C* s = b.s + r;
-        for (int64_t j = 0; j < b.n; ++j, s += b.lanes) *s += C(widen(e[j * g.col])) * unit;
-    }
+// s[key][lane] += value(row, key) of a tensor that lies row by row: a panel of rows is turned.
+template <class C, class Value> void add_rows(const Block<C>& b, C* scratch, Value&& value) {
+    C *panel = scratch, *turned = scratch + b.lanes * kBlock;
+    for (int r = 0; r < b.lanes; ++r) value(b.rows[least(r, b.row_count - 1)], panel + r * kBlock);
+    transpose(panel, kBlock, b.lanes, b.n, turned, b.lanes);
+    for (int64_t i = 0; i < b.n * b.lanes; i += kWidth<C>) store(b.s + i, load(b.s + i) + load(turned + i));
 }
 
-template <class C> void mask_dense(const Block<C>& b) {
+template <class C, class E> void add_dense(const Block<C>& b, C unit, C* scratch) {
+    const Grid& g = b.p.bias;
+    add_rows(b, scratch, [&](const Row& row, C* to) {
+        const E* from = reinterpret_cast<const E*>(g.data) + b.batch * g.batch + row.head * g.head +
+                        row.query * g.row + b.first * g.col;
+        if (g.col == 1)
+            for (int64_t j = 0; j < b.n; ++j) to[j] = C(widen(from[j])) * unit;
+        else
+            for (int64_t j = 0; j < b.n; ++j) to[j] = C(widen(from[j * g.col])) * unit;
+    });
+}
+
+// A score that is NaN or +∞ must vanish too, so it is replaced, not added to.
+template <class C> void mask_dense(const Block<C>& b, C* scratch) {
     const Grid& g = b.p.mask;
-    for (int r = 0; r < b.row_count; ++r) {
-        const Row& row = b.rows[r];
-        const char* m = g.data + b.batch * g.batch + row.head * g.head + row.query * g.row +
-                        b.first * g.col;
-        C* s = b.s + r;
-        for (int64_t j = 0; j < b.n; ++j, s += b.lanes) *s = m[j * g.col] ? *s : -kInf<C>;
+    C *panel = scratch, *turned = scratch + b.lanes * kBlock;
+    for (int r = 0; r < b.lanes; ++r) {
+        const Row& row = b.rows[least(r, b.row_count - 1)];
+        const char* from = g.data + b.batch * g.batch + row.head * g.head + row.query * g.row + b.first * g.col;
+        C* to = panel + r * kBlock;
+        if (g.col == 1)
+            for (int64_t j = 0; j < b.n; ++j) to[j] = from[j] ? C(1) : C(0);
+        else
+            for (int64_t j = 0; j < b.n; ++j) to[j] = from[j * g.col] ? C(1) : C(0);
     }
+    transpose(panel, kBlock, b.lanes, b.n, turned, b.lanes);
+    for (int64_t i = 0; i < b.n * b.lanes; i += kWidth<C>)
+        store(b.s + i, load(turned + i) != C(0) ? load(b.s + i) : broadcast(-kInf<C>));
 }
 
 // Key j of the block is allowed to a lane where begin ≤ j < end for one of its spans. Relative to
-// the block these are small whole numbers, exact in floating point.
-template <class C> void mask_spans(const Block<C>& b, C* scratch) {
+// the block these are small whole numbers, exact in floating point. Only the keys of `partial` differ.
+template <class C> void mask_spans(const Block<C>& b, Range partial, C* scratch) {
     const int64_t spans = b.p.spans.count;
     for (int64_t s = 0; s < spans; ++s) {
         C *begin = scratch + 2 * s * b.lanes, *end = begin + b.lanes;
@@ -106,7 +123,7 @@ template <class C> void mask_spans(const Block<C>& b, C* scratch) {
             end[r] = C(least(most(span[1] - b.first, 0), b.n));
         }
     }
-    for (int64_t j = 0; j < b.n; ++j)
+    for (int64_t j = partial.begin - b.first; j < partial.end - b.first; ++j)
         for (int r = 0; r < b.lanes; r += kWidth<C>) {
             const Vec<C> key = broadcast(C(j));
             IntVec<C> inside{};
@@ -120,26 +137,29 @@ template <class C> void mask_spans(const Block<C>& b, C* scratch) {
 }
 
 // Elements of scratch that the steps above need.
-inline int64_t logits_scratch(const Problem& p, int lanes) { return 2 * most(p.spans.count, 1) * lanes; }
+inline int64_t logits_scratch(const Problem& p, int lanes) {
+    const bool dense = p.bias.data || p.mask.data;
+    return 2 * most(most(p.spans.count, 1), dense ? kBlock : 0) * lanes;
+}
 
 // Whether a score needs anything but its scaling, which the queries already carry.
 inline bool plain(const Problem& p) {
     return !p.softcap && !p.slopes && !p.offsets && !p.bias.data && !p.mask.data;
 }
 
-template <class C> void to_logits(const Block<C>& b, bool whole, C* scratch) {
+template <class C> void to_logits(const Block<C>& b, Range partial, C* scratch) {
     const C unit = kLog2e<C> / C(b.p.temperature);
     if (b.p.softcap) cap(b);
     if (b.p.slopes) add_slopes(b, unit, scratch);
     if (b.p.offsets) add_offsets(b, unit);
     if (b.p.bias.data) switch (b.p.bias.type) {
-        case Type::f32: add_dense<C, float>(b, unit); break;
-        case Type::f64: add_dense<C, double>(b, unit); break;
-        case Type::bf16: add_dense<C, bf16>(b, unit); break;
-        case Type::f16: add_dense<C, f16>(b, unit); break;
+        case Type::f32: add_dense<C, float>(b, unit, scratch); break;
+        case Type::f64: add_dense<C, double>(b, unit, scratch); break;
+        case Type::bf16: add_dense<C, bf16>(b, unit, scratch); break;
+        case Type::f16: add_dense<C, f16>(b, unit, scratch); break;
     }
-    if (b.p.mask.data) mask_dense(b);
-    if (!whole) mask_spans(b, scratch);
+    if (b.p.mask.data) mask_dense(b, scratch);
+    if (!partial.empty()) mask_spans(b, partial, scratch);
 }
 
 }  // namespace limelight::LIMELIGHT_ISA

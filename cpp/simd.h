@@ -44,6 +44,14 @@ template <class T> LIMELIGHT_INLINE void store(T* p, Vec<T> v) { std::memcpy(p, 
 // it reaches the sums through the exponential.
 template <class V> LIMELIGHT_INLINE V larger(V a, V b) { return a > b ? a : b; }
 
+// Hides a constant's value, without which GCC makes two instructions of a maximum with it.
+template <class V> LIMELIGHT_INLINE V opaque(V v) {
+#if defined(__x86_64__)
+    asm("" : "+x"(v));
+#endif
+    return v;
+}
+
 // Lane i of the result is lane at(i) of a, or lane at(i) − width of b.
 template <class T, class At, int... I>
 LIMELIGHT_INLINE Vec<T> shuffle(Vec<T> a, Vec<T> b, At at, std::integer_sequence<int, I...>) {

@@ -45,15 +45,14 @@ inline Range next_run(const Row* rows, int n, int64_t spans, int64_t from, int64
     return {begin, least(reach, end)};
 }
 
-// The part of the keys [begin, end) that some row of the strip is allowed to see, and whether every
-// row sees all of that part.
+// What the rows of a strip see of a block: `keys`, the part that some row may attend to, and
+// `partial`, the part of it outside of which every row sees every key.
 struct Visible {
-    Range keys;
-    bool whole;
+    Range keys, partial;
 };
 
 inline Visible visible(const Row* rows, int n, int64_t spans, Range block) {
-    if (!rows[0].spans) return {block, true};
+    if (!rows[0].spans) return {block, {0, 0}};
     Range keys{block.end, block.begin};
     for (int r = 0; r < n; ++r)
         for (int64_t s = 0; s < spans; ++s) {
@@ -61,14 +60,16 @@ inline Visible visible(const Row* rows, int n, int64_t spans, Range block) {
             const int64_t b = least(rows[r].spans[2 * s + 1], block.end);
             if (a < b) keys = {least(keys.begin, a), most(keys.end, b)};
         }
-    if (keys.empty()) return {keys, true};
+    Range partial{keys.end, keys.begin};
     for (int r = 0; r < n; ++r) {
-        bool covered = false;
-        for (int64_t s = 0; s < spans && !covered; ++s)
-            covered = rows[r].spans[2 * s] <= keys.begin && rows[r].spans[2 * s + 1] >= keys.end;
-        if (!covered) return {keys, false};
+        int64_t first = keys.begin, last = keys.end;  // the row's first and last keys that it does not see
+        for (int64_t s = 0; s < spans; ++s)
+            if (rows[r].spans[2 * s] <= first) first = most(first, rows[r].spans[2 * s + 1]);
+        for (int64_t s = spans - 1; s >= 0; --s)
+            if (rows[r].spans[2 * s + 1] >= last) last = least(last, rows[r].spans[2 * s]);
+        if (first < keys.end) partial = {least(partial.begin, first), most(partial.end, last)};
     }
-    return {keys, true};
+    return {keys, partial};
 }
 
 inline bool allows(const Problem& p, const Row& row, int64_t batch, int64_t key) {

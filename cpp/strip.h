@@ -42,25 +42,33 @@ template <class C, class F> LIMELIGHT_INLINE void with_element(Type type, F&& f)
     }
 }
 
-template <class C, int NV> void softmax_block(const Strip<C>& x, C* s, int64_t n, C* decay) {
+// top = max(top, s), lane by lane.
+template <class C, int NV> void maximum(const C* s, int64_t n, C* top) {
     constexpr int W = kWidth<C>;
-    Vec<C> top[NV], total[NV];
-    for (int b = 0; b < NV; ++b) top[b] = load(x.m + b * W);
+    Vec<C> t[NV];
+    for (int b = 0; b < NV; ++b) t[b] = load(top + b * W);
     for (int64_t j = 0; j < n; ++j)
 #pragma GCC unroll 3
-        for (int b = 0; b < NV; ++b) top[b] = larger(load(s + (j * NV + b) * W), top[b]);
+        for (int b = 0; b < NV; ++b) t[b] = larger(load(s + (j * NV + b) * W), t[b]);
+    for (int b = 0; b < NV; ++b) store(top + b * W, t[b]);
+}
+
+// s = 2^(s − top), summed into l; m becomes `top`, and decay = 2^(m before − m).
+template <class C, int NV> void exponentials(const Strip<C>& x, C* s, int64_t n, const C* top, C* decay) {
+    constexpr int W = kWidth<C>;
+    Vec<C> m[NV], total[NV];
     for (int b = 0; b < NV; ++b) {
-        const Vec<C> before = load(x.m + b * W);
-        store(x.m + b * W, top[b]);
-        top[b] = top[b] == -kInf<C> ? Vec<C>{} : top[b];  // nothing allowed yet: 2^(−∞ − 0) = 0
-        const Vec<C> d = exp2(before - top[b]);
+        const Vec<C> before = load(x.m + b * W), now = load(top + b * W);
+        store(x.m + b * W, now);
+        m[b] = now == -kInf<C> ? Vec<C>{} : now;  // nothing allowed yet: 2^(−∞ − 0) = 0
+        const Vec<C> d = exp2(before - m[b]);
         store(decay + b * W, d);
         total[b] = load(x.l + b * W) * d;
     }
     for (int64_t j = 0; j < n; ++j)
 #pragma GCC unroll 3
         for (int b = 0; b < NV; ++b) {
-            const Vec<C> p = exp2(load(s + (j * NV + b) * W) - top[b]);
+            const Vec<C> p = exp2(load(s + (j * NV + b) * W) - m[b]);
             store(s + (j * NV + b) * W, p);
             total[b] += p;
         }
@@ -87,33 +95,45 @@ template <class C> void add_values_where_allowed(const Strip<C>& x, const Block<
     });
 }
 
+// 0 · x is 0 for every finite x and NaN for the others.
 template <class C> bool all_finite(const Operand& v, int64_t n, int64_t Dv) {
-    bool every = true;
+    constexpr int W = kWidth<C>;
+    Vec<C> probe[2] = {};
+    C rest = 0;
     with_element<C>(v.type, [&](auto e) {
         using E = decltype(e);
         for (int64_t j = 0; j < n; ++j) {
-            C probe = 0;
-            for (int64_t d = 0; d < Dv; ++d) probe += C(widen(v.lines<E>().row(j)[d])) * C(0);
-            every = every && probe == C(0);
+            const E* row = v.lines<E>().row(j);
+            int64_t d = 0;
+            for (; d + W <= Dv; d += W) probe[d / W % 2] += load_as<C>(row + d) * C(0);
+            for (; d < Dv; ++d) rest += C(widen(row[d])) * C(0);
         }
     });
-    return every;
+    return sum<C>(probe[0] + probe[1]) + rest == C(0);
 }
 
 template <class C, int NV>
-void attend_lanes(const Strip<C>& x, const Operand& k, const Operand& v, const Block<C>& b, bool whole, C* scratch) {
+void attend_lanes(const Strip<C>& x, const Operand& k, const Operand& v, const Block<C>& b, Range partial, C* scratch) {
     const Problem& p = b.p;
-    alignas(64) C decay[kMaxLanes<C>];
+    alignas(64) C decay[NV * kWidth<C>], top[NV * kWidth<C>];
+    std::memcpy(top, x.m, sizeof top);
+    const bool raw = partial.empty() && plain(p);  // the products are the logits
     if (!x.few)
-        all_scores<C, NV>(x.q, k.lines<C>().data, k.stride, p.D, b.n, b.s);
+        all_scores<C, NV>(x.q, k.lines<C>().data, k.stride, p.D, b.n, b.s, top);
     else
         with_element<C>(k.type, [&](auto e) {
             using E = decltype(e);
             few_scores<C, E>(x.q, k.lines<E>(), p.D, b.n, x.row_count, b.s);
         });
-    if (!whole || !plain(p)) to_logits(b, whole, scratch);
-    softmax_block<C, NV>(x, b.s, b.n, decay);
-    if ((!whole || p.mask.data) && !all_finite<C>(v, b.n, p.Dv))
+    if (!raw) {
+        to_logits(b, partial, scratch);
+        std::memcpy(top, x.m, sizeof top);
+    }
+    if (!raw || x.few) maximum<C, NV>(b.s, b.n, top);
+    exponentials<C, NV>(x, b.s, b.n, top, decay);
+
+    if (p.mask.data) partial = {b.first, b.first + b.n};
+    if (!partial.empty() && !all_finite<C>(v.from(partial.begin - b.first), partial.end - partial.begin, p.Dv))
         add_values_where_allowed(x, b, v, decay);
     else if (!x.few)
         all_values<C, NV>(b.s, v.lines<C>().data, v.stride, b.n, p.Dv, x.o, decay);
@@ -125,10 +145,10 @@ void attend_lanes(const Strip<C>& x, const Operand& k, const Operand& v, const B
 }
 
 template <class C>
-void attend(const Strip<C>& x, const Operand& k, const Operand& v, const Block<C>& b, bool whole, C* scratch) {
-    if (x.vectors == 3) attend_lanes<C, 3>(x, k, v, b, whole, scratch);
-    else if (x.vectors == 2) attend_lanes<C, 2>(x, k, v, b, whole, scratch);
-    else attend_lanes<C, 1>(x, k, v, b, whole, scratch);
+void attend(const Strip<C>& x, const Operand& k, const Operand& v, const Block<C>& b, Range partial, C* scratch) {
+    if (x.vectors == 3) attend_lanes<C, 3>(x, k, v, b, partial, scratch);
+    else if (x.vectors == 2) attend_lanes<C, 2>(x, k, v, b, partial, scratch);
+    else attend_lanes<C, 1>(x, k, v, b, partial, scratch);
 }
 
 }  // namespace limelight::LIMELIGHT_ISA

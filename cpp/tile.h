@@ -13,7 +13,7 @@ namespace limelight::LIMELIGHT_ISA {
 template <int NV> constexpr int kTile = (LIMELIGHT_REGISTERS - 1 - NV) / NV < 12 ? (LIMELIGHT_REGISTERS - 1 - NV) / NV : 12;
 
 template <class C, int K, int NV>
-LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_t D, C* s) {
+LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_t D, C* s, C* top) {
     constexpr int W = kWidth<C>;
     Vec<C> acc[K][NV] = {};
 #pragma GCC unroll 4
@@ -26,10 +26,16 @@ LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_
 #pragma GCC unroll 3
             for (int b = 0; b < NV; ++b) acc[a][b] += k[a * stride + d] * x[b];
     }
-#pragma GCC unroll 32
-    for (int a = 0; a < K; ++a)
 #pragma GCC unroll 3
-        for (int b = 0; b < NV; ++b) store(s + (a * NV + b) * W, acc[a][b]);
+    for (int b = 0; b < NV; ++b) {
+        Vec<C> t = load(top + b * W);
+#pragma GCC unroll 32
+        for (int a = 0; a < K; ++a) {
+            store(s + (a * NV + b) * W, acc[a][b]);
+            t = larger(acc[a][b], t);
+        }
+        store(top + b * W, t);
+    }
 }
 
 template <class C, int K, int NV>
@@ -56,14 +62,15 @@ LIMELIGHT_INLINE void tile_values(const C* p, const C* v, int64_t stride, int64_
         for (int b = 0; b < NV; ++b) store(o + (a * NV + b) * W, acc[a][b]);
 }
 
-// Whole register tiles while they last, then halves, so that no number outside is ever read.
+// The scores of n keys, and their maximum joined to `top`. Whole register tiles while they last, then halves, so that no number outside is ever read.
 template <class C, int NV, int K = kTile<NV>>
-void all_scores(const C* q, const C* k, int64_t stride, int64_t D, int64_t n, C* s) {
+void all_scores(const C* q, const C* k, int64_t stride, int64_t D, int64_t n, C* s, C* top) {
     int64_t j = 0;
-    for (; j + K <= n; j += K) tile_scores<C, K, NV>(q, k + j * stride, stride, D, s + j * NV * kWidth<C>);
+    for (; j + K <= n; j += K)
+        tile_scores<C, K, NV>(q, k + j * stride, stride, D, s + j * NV * kWidth<C>, top);
     if constexpr (K > 1)
         if (j < n)
-            all_scores<C, NV, (K + 1) / 2>(q, k + j * stride, stride, D, n - j, s + j * NV * kWidth<C>);
+            all_scores<C, NV, (K + 1) / 2>(q, k + j * stride, stride, D, n - j, s + j * NV * kWidth<C>, top);
 }
 
 template <class C, int NV, int K = kTile<NV>>

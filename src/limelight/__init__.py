@@ -1,0 +1,65 @@
+"""limelight: attention for PyTorch that you can see through."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from limelight.backends import SlowPathWarning
+    from limelight.biases import ALiBi, DenseBias, Relative
+    from limelight.functional import attention, backend_for, weights
+    from limelight.masks import Causal, Dense, Documents, First, Padding, Prefix, Window
+    from limelight.matrix import Weights
+    from limelight.reference import trace
+
+# Names are imported when they are first used, so that `limelight --help` need not import torch.
+_HOME = {
+    "attention": "functional",
+    "weights": "functional",
+    "backend_for": "functional",
+    "Weights": "matrix",
+    "trace": "reference",
+    "Causal": "masks",
+    "Window": "masks",
+    "Padding": "masks",
+    "Documents": "masks",
+    "Prefix": "masks",
+    "First": "masks",
+    "Dense": "masks",
+    "ALiBi": "biases",
+    "Relative": "biases",
+    "DenseBias": "biases",
+    "SlowPathWarning": "backends",
+}
+
+__all__ = [
+    "ALiBi",
+    "Causal",
+    "Dense",
+    "DenseBias",
+    "Documents",
+    "First",
+    "Padding",
+    "Prefix",
+    "Relative",
+    "SlowPathWarning",
+    "Weights",
+    "Window",
+    "attention",
+    "backend_for",
+    "trace",
+    "weights",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'limelight' has no attribute {name!r}")
+    value = getattr(import_module(f"limelight.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

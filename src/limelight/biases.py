@@ -1,0 +1,265 @@
+"""Biases: numbers added to the logits, as values that combine with ``+``.
+
+A bias that depends only on the distance between a query and a key never becomes an n × n tensor: it lowers
+to a slope for each head or to one number for each distance and head. ``DenseBias`` alone brings a tensor.
+Query ``i`` of ``N`` stands at position ``M - N + i``, as for masks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from limelight.masks import fit_dense, positions
+
+
+class LoweredBias(NamedTuple):
+    """``-slopes · |distance| + offsets[position - key + N - 1] + dense``, each absent where ``None``."""
+
+    slopes: Tensor | None  # (heads,)
+    offsets: Tensor | None  # (heads, N + M - 1)
+    dense: Tensor | None  # broadcasts to (batch, heads, N, M)
+
+
+class Bias:
+    """Base of all biases."""
+
+    heads: int | None = None  # how many heads it speaks of, where that is fixed
+
+    def values(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
+        """What is added for query ``i`` of ``N`` and key ``j`` of ``M``, for index tensors that broadcast.
+
+        The result broadcasts to ``(batch, heads, *broadcast of i and j)``.
+        """
+        raise NotImplementedError
+
+    def lower(self, N: int, M: int) -> LoweredBias:
+        """The same as slopes, offsets by distance and a tensor."""
+        raise NotImplementedError
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors that gradients may flow to."""
+        raise NotImplementedError
+
+    def dense(self, N: int, M: int | None = None) -> Tensor:
+        """All of it, ``(…, N, M)``.
+
+        >>> ALiBi(2).dense(1, 3)
+        tensor([[[-0.1250, -0.0625, -0.0000]],
+        <BLANKLINE>
+                [[-0.0078, -0.0039, -0.0000]]])
+        """
+        M = N if M is None else M
+        device = self.tensors()[0].device
+        i, j = torch.arange(N, device=device), torch.arange(M, device=device)
+        return self.values(i[:, None], j[None, :], N, M)
+
+    def __add__(self, other: Bias) -> Bias:
+        if isinstance(other, Bias):
+            return Sum(self, other)
+        hint = "wrap the tensor as DenseBias(tensor)" if isinstance(other, Tensor) else "both sides must be biases"
+        raise TypeError(f"bias + {type(other).__name__}: {hint}")
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """The published slopes: ``2^(-8/n), 2^(-16/n), …`` for a power of two n, filled from 2n for the others.
+
+    >>> alibi_slopes(4)
+    tensor([0.2500, 0.0625, 0.0156, 0.0039])
+    """
+    n = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-8 * (h + 1) / n) for h in range(n)]
+    slopes += [2.0 ** (-4 * (h + 1) / n) for h in range(0, 2 * (heads - n), 2)]
+    return torch.tensor(slopes)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ALiBi(Bias):
+    """``-slope · |position - key|``, with the published slope of each of ``heads`` heads.
+
+    A tensor of slopes ``(heads,)`` may be given in place of the number; it may require grad.
+    """
+
+    slopes: int | Tensor
+    _slopes: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        s = self.slopes
+        if isinstance(s, Tensor):
+            if s.ndim != 1 or not s.is_floating_point() or s.numel() == 0:
+                raise ValueError(f"ALiBi: slopes must be floats of shape (heads,), not {s.dtype} {tuple(s.shape)}")
+        elif isinstance(s, bool) or not isinstance(s, int) or s < 1:
+            raise ValueError(f"ALiBi: heads = {s!r}; give a number of heads ≥ 1 or a tensor of slopes (heads,)")
+        object.__setattr__(self, "_slopes", s if isinstance(s, Tensor) else alibi_slopes(s))
+
+    @property
+    def heads(self) -> int:  # type: ignore[override]
+        return self._slopes.numel()
+
+    def values(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
+        distance = (positions(i, N, M) - j).abs()
+        return -self._slopes.to(i.device)[:, None, None] * distance
+
+    def lower(self, N: int, M: int) -> LoweredBias:
+        return LoweredBias(self._slopes, None, None)
+
+    def tensors(self) -> list[Tensor]:
+        return [self._slopes]
+
+    def __repr__(self) -> str:
+        return f"ALiBi({self.heads})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Relative(Bias):
+    """``table[head, bucket(key - position)]``: a learned bias by distance.
+
+    ``table`` is ``(heads, 2·r + 1)``: the bias at distances ``-r … r`` (key minus query), and beyond them the
+    one at the edge. ``Relative.t5`` reads it by T5's logarithmic buckets instead.
+
+    >>> table = torch.tensor([[0.5, 0.0, -0.5]])  # before, here, after
+    >>> Relative(table).dense(3)
+    tensor([[[ 0.0000, -0.5000, -0.5000],
+             [ 0.5000,  0.0000, -0.5000],
+             [ 0.5000,  0.5000,  0.0000]]])
+    """
+
+    table: Tensor
+    buckets: Buckets | None = None
+
+    def __post_init__(self) -> None:
+        t = self.table
+        if not isinstance(t, Tensor) or t.ndim != 2 or not t.is_floating_point() or t.numel() == 0:
+            got = f"{t.dtype} {tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
+            raise ValueError(f"Relative: table must be floats of shape (heads, distances), not {got}")
+        if self.buckets is None and t.shape[1] % 2 == 0:
+            raise ValueError(
+                f"Relative: a table by distance has an odd number of columns (-r … r), not {t.shape[1]}; "
+                "use Relative.t5(table) for a table of buckets"
+            )
+
+    @classmethod
+    def t5(cls, table: Tensor, *, two_sided: bool = True, max_distance: int = 128) -> Relative:
+        """T5's buckets: exact for near keys, logarithmic up to ``max_distance``; ``table`` is (heads, buckets)."""
+        if isinstance(table, Tensor) and table.ndim == 2:
+            return cls(table, Buckets(table.shape[1], max_distance, two_sided))
+        return cls(table)
+
+    @property
+    def heads(self) -> int:  # type: ignore[override]
+        return self.table.shape[0]
+
+    def _column(self, distance: Tensor) -> Tensor:
+        if self.buckets is not None:
+            return self.buckets.of(distance)
+        r = self.table.shape[1] // 2
+        return distance.clamp(-r, r) + r
+
+    def values(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
+        return self.table.to(i.device)[:, self._column(j - positions(i, N, M))]
+
+    def lower(self, N: int, M: int) -> LoweredBias:
+        distance = torch.arange(N - 1, -M, -1, device=self.table.device)  # of position - key = -(N - 1) … M - 1
+        return LoweredBias(None, self.table[:, self._column(distance)], None)
+
+    def tensors(self) -> list[Tensor]:
+        return [self.table]
+
+    def __repr__(self) -> str:
+        how = "" if self.buckets is None else f", {self.buckets}"
+        return f"Relative(<{tuple(self.table.shape)}>{how})"
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """T5's map from a relative position (key minus query) to one of ``count`` buckets.
+
+    Half of the buckets (of one side) are exact, the other half grow logarithmically to ``max_distance``.
+    """
+
+    count: int
+    max_distance: int = 128
+    two_sided: bool = True
+
+    def __post_init__(self) -> None:
+        least = 4 if self.two_sided else 2
+        if self.count < least or self.max_distance <= self._side // 2:
+            raise ValueError(
+                f"{self}: needs at least {least} buckets and max_distance above {max(self._side // 2, 1)}"
+            )
+
+    @property
+    def _side(self) -> int:
+        return self.count // 2 if self.two_sided else self.count
+
+    def of(self, distance: Tensor) -> Tensor:
+        """The bucket of each relative position.
+
+        >>> Buckets(8, 16).of(torch.tensor([-20, -2, -1, 0, 1, 2, 20]))
+        tensor([3, 2, 1, 0, 5, 6, 7])
+        """
+        side, exact = self._side, self._side // 2
+        far = distance.abs() if self.two_sided else (-distance).clamp(min=0)
+        grown = torch.log(far.clamp(min=1).float() / exact) / math.log(self.max_distance / exact) * (side - exact)
+        bucket = torch.where(far < exact, far, (exact + grown.long()).clamp(max=side - 1))
+        return bucket + side * (distance > 0) if self.two_sided else bucket
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DenseBias(Bias):
+    """Any tensor of floats that broadcasts to ``(batch, heads, N, M)``; −∞ removes a key."""
+
+    tensor: Tensor
+
+    def __post_init__(self) -> None:
+        t = self.tensor
+        if not isinstance(t, Tensor) or not t.is_floating_point():
+            got = t.dtype if isinstance(t, Tensor) else type(t).__name__
+            raise TypeError(f"DenseBias: needs a tensor of floats, not {got} (for a boolean mask use Dense)")
+
+    def values(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
+        return fit_dense("DenseBias", self.tensor, N, M)[..., i, j]
+
+    def lower(self, N: int, M: int) -> LoweredBias:
+        return LoweredBias(None, None, fit_dense("DenseBias", self.tensor, N, M))
+
+    def tensors(self) -> list[Tensor]:
+        return [self.tensor]
+
+    def __repr__(self) -> str:
+        return f"DenseBias(<{tuple(self.tensor.shape)}>)"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sum(Bias):
+    """``left + right``."""
+
+    left: Bias
+    right: Bias
+
+    def __post_init__(self) -> None:
+        a, b = self.left.heads, self.right.heads
+        if a is not None and b is not None and a != b and 1 not in (a, b):
+            raise ValueError(f"{self}: {a} heads and {b} heads cannot be added")
+
+    @property
+    def heads(self) -> int | None:  # type: ignore[override]
+        found = [h for h in (self.left.heads, self.right.heads) if h is not None]
+        return max(found, default=None)
+
+    def values(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
+        return self.left.values(i, j, N, M) + self.right.values(i, j, N, M)
+
+    def lower(self, N: int, M: int) -> LoweredBias:
+        a, b = self.left.lower(N, M), self.right.lower(N, M)
+        return LoweredBias(*(y if x is None else x if y is None else x + y for x, y in zip(a, b, strict=True)))
+
+    def tensors(self) -> list[Tensor]:
+        return self.left.tensors() + self.right.tensors()
+
+    def __repr__(self) -> str:
+        return f"{self.left!r} + {self.right!r}"

@@ -1,0 +1,88 @@
+"""``attention`` and ``weights``: check, choose a backend, run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from limelight.backends import Backend, choose, run
+from limelight.biases import Bias
+from limelight.masks import Mask
+from limelight.matrix import Weights
+from limelight.problem import Problem
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Tensor | float | None = None,
+    temperature: float | Tensor = 1.0,
+    backend: str | None = None,
+) -> Tensor:
+    """``softmax((softcap(scale · q kᵀ) + bias) / temperature) v`` over the keys that ``mask`` allows.
+
+    Args:
+        q: queries ``(…, Hq, N, D)``.
+        k: keys ``(…, Hkv, M, D)``; ``Hq`` is a multiple of ``Hkv`` (grouped heads).
+        v: values ``(…, Hkv, M, Dv)``.
+        mask: which keys a query may attend to, such as ``Causal() & Window(256)``; all where None.
+        bias: what is added to the logits, such as ``ALiBi(Hq)``.
+        scale: ``1/√D`` unless given.
+        softcap: ``c`` in ``c · tanh(scores / c)``.
+        sink: one extra logit for each head, ``(Hq,)``, which takes weight and gives no value.
+        temperature: above 1 flattens the weights, below 1 sharpens them.
+        backend: ``"native"`` or ``"portable"``, to force one; chosen by ``backend_for`` otherwise.
+
+    Returns:
+        ``(…, Hq, N, Dv)`` in the type of ``v``. A query that may attend to nothing gives zeros.
+
+    >>> import torch, limelight as ll
+    >>> q, k, v = torch.randn(2, 8, 5, 16), torch.randn(2, 2, 7, 16), torch.randn(2, 2, 7, 3)
+    >>> ll.attention(q, k, v, mask=ll.Causal()).shape
+    torch.Size([2, 8, 5, 3])
+    """
+    p = Problem(q, k, mask, bias, scale, softcap, sink, temperature)
+    out, _ = run(p, p.check_values(v), backend)
+    return out if len(p.lead) == 1 else out.reshape(*p.lead, *out.shape[1:])
+
+
+def weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Tensor | float | None = None,
+    temperature: float | Tensor = 1.0,
+) -> Weights:
+    """``softmax((softcap(scale · q kᵀ) + bias) / temperature)`` as an object that is never stored.
+
+    The arguments are those of ``attention``; ``weights(q, k, …) @ v`` is ``attention(q, k, v, …)``.
+
+    >>> import torch, limelight as ll
+    >>> A = ll.weights(torch.randn(4, 100, 8), torch.randn(4, 100, 8), mask=ll.Window(10))
+    >>> A.shape
+    (4, 100, 100)
+    """
+    return Weights(Problem(q, k, mask, bias, scale, softcap, sink, temperature))
+
+
+def backend_for(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Backend:
+    """Which backend ``attention`` would use for these arguments, and why.
+
+    >>> import torch, limelight as ll
+    >>> x = torch.randn(1, 2, 3, 4)
+    >>> print(ll.backend_for(x, x, x))
+    native: float tensors on the CPU, no gradient asked for
+    """
+    p = Problem(q, k, **options)
+    return choose(p, p.check_values(v))

@@ -1,0 +1,177 @@
+"""The equation, dense and readable: the oracle of the tests, and every step of it to look at.
+
+    scores = q kᵀ                              (…, heads, queries, keys)
+    scaled = scale · scores
+    capped = c · tanh(scaled / c)              where there is a softcap
+    biased = capped + bias
+    masked = biased, or −∞ where the mask forbids
+    weights = softmax(masked / temperature)    a sink is one more logit in the sum
+    output = weights v
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from limelight.problem import Problem, batched
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Every step from queries and keys to the output."""
+
+    scores: Tensor
+    scaled: Tensor
+    capped: Tensor
+    biased: Tensor
+    masked: Tensor
+    weights: Tensor
+    logsumexp: Tensor
+    output: Tensor | None
+
+
+def grouped(x: Tensor, y: Tensor) -> Tensor:
+    """``x @ y`` where each head of ``y`` serves a group of heads of ``x``; nothing is repeated in memory."""
+    if x.shape[1] == y.shape[1]:
+        return x @ y
+    return (x.unflatten(1, (y.shape[1], -1)) @ y.unsqueeze(2)).flatten(1, 2)
+
+
+def softmax(logits: Tensor, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Softmax over the last axis and its log-sum-exp; a row of −∞ gives zeros and −∞, never NaN."""
+    if logits.shape[-1] == 0:
+        return logits, logits.new_full(logits.shape[:-1], -torch.inf)
+    top = logits.detach().amax(-1, keepdim=True)
+    if sink is not None:
+        top = torch.maximum(top, sink.detach())
+    top = torch.where(top == -torch.inf, 0.0, top)
+    e = torch.exp(logits - top)
+    total = keys = e.sum(-1, keepdim=True)
+    if sink is not None:
+        total = total + torch.exp(sink - top)
+    weights = e / torch.where(keys == 0, 1.0, total)
+    lse = torch.where(keys == 0, -torch.inf, top + torch.log(torch.where(keys == 0, 1.0, total)))
+    return weights, lse.squeeze(-1)
+
+
+def mix(weights: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
+    """``weights @ v``, in which a value that is not finite reaches only the queries that may attend to it."""
+    strange = ~torch.isfinite(v).all(-1)
+    if allowed is None or not bool(strange.any()):
+        return grouped(weights, v)
+    out = grouped(weights, v.masked_fill(strange[..., None], 0.0))
+    allowed = allowed.expand(weights.shape)
+    v = v.repeat_interleave(weights.shape[1] // v.shape[1], dim=1)
+    for j in strange.flatten(0, 1).any(0).nonzero().flatten().tolist():
+        part = weights[..., j, None] * v[..., j, None, :]
+        finite = torch.isfinite(v[..., j, None, :]).all(-1, keepdim=True)
+        out = torch.where(allowed[..., j, None] & ~finite, out + part, out)
+    return out
+
+
+def steps(p: Problem, v: Tensor | None, rows: slice = slice(None), cols: slice = slice(None)) -> Steps:
+    """All steps for the queries ``rows`` and the keys ``cols`` of a problem, in its compute type."""
+    N, M = p.q.shape[2], p.k.shape[2]
+    q, k = (x.to(p.compute_dtype) for x in (p.q[:, :, rows], p.k[:, :, cols]))
+    i = torch.arange(N, device=q.device)[rows, None]
+    j = torch.arange(M, device=q.device)[None, cols]
+
+    scores = grouped(q, k.mT)
+    scaled = scores * p.scale
+    capped = scaled if p.softcap is None else p.softcap * torch.tanh(scaled / p.softcap)
+    biased = capped if p.bias is None else capped + p.bias.values(i, j, N, M).to(q.dtype)
+    allowed = None if p.mask is None else p.mask.allows(i, j, N, M)
+    masked = biased if allowed is None else biased.masked_fill(~allowed, -torch.inf)
+    sink = None if p.sink is None else p.sink.to(q.dtype)[:, None, None] / p.temperature
+    weights, lse = softmax(masked / p.temperature, sink)
+    output = None if v is None else mix(weights, v[:, :, cols].to(q.dtype), allowed)
+    return Steps(scores, scaled, capped, biased, masked, weights, lse, output)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Dense attention, with the options of ``limelight.attention``."""
+    p = Problem(q, k, **options)
+    output = steps(p, p.check_values(v)).output
+    assert output is not None
+    return output.to(v.dtype).reshape(*p.lead, *output.shape[1:])
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The steps of one attention call; ``print`` shows them as tables."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scores: Tensor
+    scaled: Tensor
+    capped: Tensor
+    biased: Tensor
+    masked: Tensor
+    weights: Tensor
+    output: Tensor
+    queries: Sequence[str]
+    keys: Sequence[str]
+    shown: Sequence[str]  # the names of the steps that did something
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain lists, for JSON."""
+        tensors = {f.name: getattr(self, f.name).tolist() for f in fields(self)[:10]}
+        return {"queries": list(self.queries), "keys": list(self.keys), **tensors}
+
+    def __str__(self) -> str:
+        from limelight.tables import trace_text
+
+        return trace_text(self)
+
+
+def trace(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    tokens: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None = None,
+    **options: Any,
+) -> Trace:
+    """Every step of ``softmax((softcap(scale · q kᵀ) + bias) / temperature) v``, to look at.
+
+    Takes the options of ``attention``, and ``tokens``: one list of names for queries and keys, or a pair of
+    lists. Plain matrices ``(N, D)``, ``(M, D)``, ``(M, Dv)`` are one head.
+
+    >>> q = torch.tensor([[0.0, 2.0]]); k = torch.tensor([[1.0, 1.0], [0.0, 1.0]]); v = torch.eye(2)
+    >>> trace(q, k, v, tokens=(["it"], ["cat", "mat"])).weights
+    tensor([[0.5000, 0.5000]])
+    """
+    plain = all(isinstance(x, Tensor) and x.ndim == 2 for x in (q, k, v))
+    if plain:
+        q, k, v = q[None], k[None], v[None]
+    p = Problem(q, k, **options)
+    values = p.check_values(v)
+    N, M = q.shape[-2], k.shape[-2]
+    queries, keys = _names(tokens, N, M)
+    s = steps(p, values)
+    assert s.output is not None
+    did = {"capped": p.softcap is not None, "biased": p.bias is not None, "masked": p.mask is not None}
+    shown = [f.name for f in fields(Trace)[:10] if did.get(f.name, True)]
+
+    def shape(x: Tensor) -> Tensor:
+        x = x.reshape(*p.lead, *x.shape[1:])
+        return x[0] if plain else x
+
+    parts = (p.q, p.k, values, s.scores, s.scaled, s.capped, s.biased, s.masked, s.weights, s.output)
+    return Trace(*(shape(batched(x)) for x in parts), queries, keys, shown)
+
+
+def _names(tokens: Any, N: int, M: int) -> tuple[Sequence[str], Sequence[str]]:
+    if tokens is None:
+        return [f"query {i}" for i in range(N)], [f"key {j}" for j in range(M)]
+    pair = isinstance(tokens, tuple) and len(tokens) == 2 and not any(isinstance(t, str) for t in tokens)
+    queries, keys = tokens if pair else (tokens, tokens)
+    if len(queries) != N or len(keys) != M:
+        raise ValueError(f"tokens: {len(queries)} names for {N} queries and {len(keys)} for {M} keys")
+    return list(queries), list(keys)

@@ -1,0 +1,67 @@
+"""Tables in text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from limelight.reference import Trace
+
+_TITLES = {
+    "q": "q, the queries",
+    "k": "k, the keys",
+    "v": "v, the values",
+    "scores": "scores = q kᵀ",
+    "scaled": "scaled = scale · scores",
+    "capped": "capped = c · tanh(scaled / c)",
+    "biased": "biased = capped + bias",
+    "masked": "masked: −∞ where the mask forbids",
+    "weights": "weights = softmax(masked / temperature), each row sums to 1",
+    "output": "output = weights v",
+}
+
+
+def matrix_table(title: str, matrix: Tensor, rows: Sequence[str], cols: Sequence[str]) -> Table:
+    """A labelled table of one matrix."""
+    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
+    table.add_column("")
+    for name in cols:
+        table.add_column(name, justify="right")
+    for name, values in zip(rows, matrix.tolist(), strict=True):
+        table.add_row(name, *(_number(x) for x in values))
+    return table
+
+
+def _number(x: float) -> str:
+    return {float("-inf"): "−∞", float("inf"): "∞"}.get(x, f"{x:.3f}".replace("-", "−"))
+
+
+def trace_tables(trace: Trace) -> RenderableType:
+    """The steps of a trace, one table for each step and head."""
+    parts: list[RenderableType] = []
+    for step in trace.shown:
+        x = getattr(trace, step)
+        rows = trace.keys if step in ("k", "v") else trace.queries
+        wide = x.shape[-1]
+        cols = [str(d) for d in range(wide)] if step in ("q", "k", "v", "output") else trace.keys
+        heads = x.reshape(-1, *x.shape[-2:])
+        for h, matrix in enumerate(heads):
+            title = _TITLES[step] + (f" (head {h})" if len(heads) > 1 else "")
+            parts += [matrix_table(title, matrix, rows, cols), Text()]
+    return Group(*parts)
+
+
+def trace_text(trace: Trace) -> str:
+    """The same as plain text."""
+    console = Console(width=max(80, 12 * len(trace.keys)), no_color=True, highlight=False)
+    with console.capture() as capture:
+        console.print(trace_tables(trace))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())

@@ -71,9 +71,8 @@ void forward(const Problem& p, int threads) {
 
     const auto attend = [&](int64_t index, char* scratch) {
         // Late rows first: under a causal mask they have the most keys.
-        const int64_t piece = pieces - 1 - index / cut.chunks % pieces;
-        const int64_t chunk = index % cut.chunks;
-        const int64_t unit = index / cut.chunks / pieces;
+        const int64_t chunk = index % cut.chunks, strips = index / cut.chunks;
+        const int64_t piece = pieces - 1 - strips % pieces, unit = strips / pieces;
         Task t;
         t.batch = unit / cut.units;
         t.unit = unit % cut.units;

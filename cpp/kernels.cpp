@@ -10,24 +10,24 @@ template <class C> constexpr Type kType = sizeof(C) == 8 ? Type::f64 : Type::f32
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A unit's rows fill whole vectors, three to a strip; a remainder of one vector would leave the
-// multiply-add units idle, so the last two strips then share four.
-struct Rowing {
-    int64_t vectors, strips;
-    Rowing(int64_t rows, int width) : vectors(ceil_div(rows, width)), strips(ceil_div(vectors, 3)) {}
-    int64_t begin(int64_t strip) const {  // in vectors
-        return vectors % 3 == 1 && strip == strips - 1 && strips > 1 ? vectors - 2
-                                                                     : least(3 * strip, vectors);
-    }
-};
+// The first vector of a strip.
+int64_t strip_begin(const Cut& c, int64_t strip) {
+    return c.even && strip == c.strips - 1 ? c.vectors - 2 : least(3 * strip, c.vectors);
+}
 
 // Strips that share one copy of a block of K and V.
 constexpr int64_t kTogether = 8;
 
 template <class C> bool is_few(const Cut& c) { return c.rows < kWidth<C>; }
 
-// Few rows go back and forth between K and V in steps that keep both streams alive.
-constexpr int64_t kFewBlock = 8;
+// Few rows go back and forth between K and V, in short steps that keep both streams from memory alive,
+// or in longer ones where all of it lies in a cache.
+constexpr int64_t kFewBlock = 32;
+
+inline int64_t few_step(const Problem& p) {
+    const int64_t bytes = p.B * p.Hkv * p.M * (p.D * size_of(p.k.type) + p.Dv * size_of(p.v.type));
+    return bytes > 1 << 20 ? 8 : kFewBlock;
+}
 
 // Rows that are far apart share few cache sets, and a block of them then drives itself out.
 constexpr int64_t kFarApart = 2048;
@@ -39,10 +39,13 @@ template <class C> bool copied(const Rows& x, bool few) {
 
 template <class C> Cut cut(const Problem& p) {
     Cut c;
-    c.grouped = p.group() > 1 && p.N < kMaxLanes<C>;
+    c.group = p.Hq / p.Hkv;
+    c.grouped = c.group > 1 && p.N < kMaxLanes<C>;
     c.units = c.grouped ? p.Hkv : p.Hq;
-    c.rows = c.grouped ? p.group() * p.N : p.N;
-    c.strips = Rowing(c.rows, kWidth<C>).strips;
+    c.rows = c.grouped ? c.group * p.N : p.N;
+    c.vectors = ceil_div(c.rows, kWidth<C>);
+    c.strips = ceil_div(c.vectors, 3);
+    c.even = c.strips > 1 && c.vectors % 3 == 1;
     const bool few = is_few<C>(c);
     c.together = !few && (copied<C>(p.k, few) || copied<C>(p.v, few)) ? kTogether : 1;
     // Few tasks are cut along the keys too.
@@ -149,8 +152,9 @@ void write_row(const Problem& p, int64_t batch, const Row& row, const Ending<C>&
 
 Row row_of(const Problem& p, const Cut& c, int64_t batch, int64_t unit, int64_t r) {
     Row row;
-    row.head = c.grouped ? unit * p.group() + r / p.N : unit;
-    row.query = c.grouped ? r % p.N : r;
+    const int64_t member = c.grouped ? r / p.N : 0;
+    row.head = c.grouped ? unit * c.group + member : unit;
+    row.query = r - member * p.N;
     row.position = p.M - p.N + row.query;
     row.spans = p.spans.data ? p.spans.data + batch * p.spans.batch + row.query * p.spans.count * 2 : nullptr;
     return row;
@@ -178,10 +182,9 @@ template <class C> void finish(const Problem& p, const Task& t, const Strip<C>& 
 template <class C> void attend_task(const Problem& p, const Cut& c, const Task& t, char* memory) {
     constexpr int W = kWidth<C>;
     const bool few = is_few<C>(c);
-    const Rowing rowing(c.rows, W);
     Arena arena{memory};
-    const int64_t first_row = rowing.begin(t.strip) * W;
-    const int64_t rows = least(rowing.begin(t.strip + t.strips) * W, c.rows) - first_row;
+    const int64_t first_row = strip_begin(c, t.strip) * W;
+    const int64_t rows = least(strip_begin(c, t.strip + t.strips) * W, c.rows) - first_row;
     Row* row = arena.take<Row>(rows);
     C* turning = arena.take<C>(kMaxLanes<C> * most(p.D, p.Dv));
     for (int64_t r = 0; r < rows; ++r) row[r] = row_of(p, c, t.batch, t.unit, first_row + r);
@@ -189,7 +192,7 @@ template <class C> void attend_task(const Problem& p, const Cut& c, const Task& 
     Strip<C> strips[kTogether];
     for (int64_t i = 0; i < t.strips; ++i) {
         Strip<C>& x = strips[i];
-        const int64_t a = rowing.begin(t.strip + i), b = rowing.begin(t.strip + i + 1);
+        const int64_t a = strip_begin(c, t.strip + i), b = strip_begin(c, t.strip + i + 1);
         x.vectors = int(b - a);
         x.row_count = int(least(b * W, c.rows) - a * W);
         x.few = few;
@@ -199,17 +202,17 @@ template <class C> void attend_task(const Problem& p, const Cut& c, const Task& 
         x.m = arena.take<C>(2 * x.lanes());
         x.l = x.m + x.lanes();
         load_queries(p, t.batch, x, turning);
-        std::memset(x.o, 0, x.lanes() * p.Dv * sizeof(C));
+        std::memset(x.o, 0, (few ? x.row_count : x.lanes()) * p.Dv * sizeof(C));
         for (int r = 0; r < x.lanes(); ++r) x.m[r] = -kInf<C>, x.l[r] = 0;
     }
 
     C* s = arena.take<C>(kBlock * kMaxLanes<C>);
-    if (few) std::memset(s, 0, kBlock * W * sizeof(C));  // lanes without a row
+    if (few) std::memset(s, 0, least(kFewBlock, p.M) * W * sizeof(C));  // lanes without a row
     C* k_buffer = arena.take<C>(kBlock * p.D);
     C* v_buffer = arena.take<C>(kBlock * p.Dv);
     C* spare = arena.take<C>(logits_scratch(p, kMaxLanes<C>));
-    const int64_t kv = c.grouped ? t.unit : t.unit / p.group();
-    const int64_t step = few ? kFewBlock : kBlock;
+    const int64_t kv = c.grouped || c.group == 1 ? t.unit : t.unit / c.group;
+    const int64_t step = few ? few_step(p) : kBlock;
 
     for (Range run{t.begin, t.begin};;) {
         run = next_run(row, int(rows), p.spans.count, run.end, t.end);

@@ -8,12 +8,15 @@ namespace limelight {
 // How the rows of a problem are cut. Depends on the problem alone, never on the number of threads,
 // so neither do the results.
 struct Cut {
-    bool grouped;     // a unit is a key head with its whole group of query heads, otherwise a query head
-    int64_t units;    // a batch
-    int64_t rows;     // a unit
-    int64_t strips;   // a unit
-    int64_t together; // strips in one task, which share what they convert
-    int64_t chunk;    // keys in one task
+    bool grouped;      // a unit is a key head with its whole group of query heads, otherwise a query head
+    int64_t group;     // query heads to a key head
+    int64_t units;     // a batch
+    int64_t rows;      // a unit
+    int64_t vectors;   // a unit
+    int64_t strips;    // a unit, of three vectors
+    bool even;         // the last two strips share four vectors, because one alone would remain
+    int64_t together;  // strips in one task, which share what they convert
+    int64_t chunk;     // keys in one task
     int64_t chunks;
 };
 

@@ -58,7 +58,7 @@ template <class C> void add_offsets(const Block<C>& b, C unit) {
     const C* table = reinterpret_cast<const C*>(b.p.offsets) + (b.p.N - 1);
     if (b.consecutive()) {
         const Row& row = b.rows[0];
-        const C* o = table + row.head * b.p.offsets_head + row.position - b.first;
+        const C* o = table + row.head * (b.p.N + b.p.M - 1) + row.position - b.first;
         for (int64_t j = 0; j < b.n; ++j)
             for (int r = 0; r < b.lanes; r += kWidth<C>) {
                 C* s = b.s + j * b.lanes + r;
@@ -68,7 +68,7 @@ template <class C> void add_offsets(const Block<C>& b, C unit) {
     }
     for (int r = 0; r < b.row_count; ++r) {
         const Row& row = b.rows[r];
-        const C* o = table + row.head * b.p.offsets_head + row.position - b.first;
+        const C* o = table + row.head * (b.p.N + b.p.M - 1) + row.position - b.first;
         for (int64_t j = 0; j < b.n; ++j) b.s[j * b.lanes + r] += o[-j] * unit;
     }
 }

@@ -13,51 +13,43 @@ using namespace limelight;
 
 namespace {
 
-char* address(uintptr_t p) { return reinterpret_cast<char*>(p); }
+using Strides = std::array<int64_t, 4>;
+using Dense = std::array<int64_t, 6>;  // data, type, and strides of batch, head, row, key
+using Keys = std::array<int64_t, 3>;   // data, stride of batch, spans a query
+
+char* address(int64_t p) { return reinterpret_cast<char*>(p); }
+Rows rows(int64_t data, int type, const Strides& s) { return {address(data), Type(type), s[0], s[1], s[2]}; }
+Grid grid(const Dense& t) { return {address(t[0]), Type(t[1]), t[2], t[3], t[4], t[5]}; }
+Spans spans(const Keys& t) { return {reinterpret_cast<const int32_t*>(t[0]), t[1], t[2]}; }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
     m.doc() = "Attention kernels on plain addresses; limelight.backends.native is their only caller.";
 
-    nb::class_<Rows>(m, "Rows", "A (batch, head, row, width) tensor whose last axis is contiguous.")
-        .def("__init__",
-             [](Rows* self, uintptr_t data, int type, int64_t batch, int64_t head, int64_t row) {
-                 new (self) Rows{address(data), Type(type), batch, head, row};
-             },
-             nb::arg("data"), nb::arg("type"), nb::arg("batch"), nb::arg("head"), nb::arg("row"));
-
-    nb::class_<Grid>(m, "Grid", "A (batch, head, query, key) tensor, broadcast where a stride is 0.")
-        .def("__init__",
-             [](Grid* self, uintptr_t data, int type, int64_t batch, int64_t head, int64_t row, int64_t col) {
-                 new (self) Grid{address(data), Type(type), batch, head, row, col};
-             },
-             nb::arg("data"), nb::arg("type"), nb::arg("batch"), nb::arg("head"), nb::arg("row"), nb::arg("col"));
-
-    nb::class_<Spans>(m, "Spans", "(batch or 1, N, count, 2) sorted half-open spans of keys.")
-        .def("__init__",
-             [](Spans* self, uintptr_t data, int64_t batch, int64_t count) {
-                 new (self) Spans{reinterpret_cast<const int32_t*>(data), batch, count};
-             },
-             nb::arg("data"), nb::arg("batch"), nb::arg("count"));
-
+    // Addresses and the tuples that tensors give: objects for them would cost more than a small call.
     m.def(
         "forward",
-        [](std::array<int64_t, 7> sizes, const Rows& q, const Rows& k, const Rows& v, const Rows& out, uintptr_t lse,
-           const Spans& spans, const Grid& mask, const Grid& bias, uintptr_t slopes, uintptr_t offsets,
-           int64_t offsets_head, uintptr_t sink, double scale, double softcap, double temperature, int threads) {
-            const auto [B, Hq, Hkv, N, M, D, Dv] = sizes;
-            const Problem p{B,     Hq,   Hkv,  N,    M,    D,   Dv,
-                            q,     k,    v,    out,  address(lse), spans, mask, bias,
-                            address(slopes), address(offsets), offsets_head, address(sink), scale, softcap, temperature};
+        [](std::array<int64_t, 6> sizes, int64_t Dv, int type, int v_type, int64_t q, Strides q_strides, int64_t k,
+           Strides k_strides, int64_t v, Strides v_strides, int64_t out, Strides out_strides, int64_t lse, Keys allowed,
+           Dense mask, Dense bias, int64_t slopes, int64_t offsets, int64_t sink, double scale, double softcap,
+           double temperature, int threads) {
+            const auto [B, Hq, Hkv, N, M, D] = sizes;
+            const Problem p{B, Hq, Hkv, N, M, D, Dv,
+                            rows(q, type, q_strides), rows(k, type, k_strides), rows(v, v_type, v_strides),
+                            rows(out, v_type, out_strides), address(lse), spans(allowed), grid(mask), grid(bias),
+                            address(slopes), address(offsets), address(sink), scale, softcap, temperature};
             nb::gil_scoped_release release;
             forward(p, threads);
         },
-        nb::arg("sizes"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("lse"), nb::arg("spans"),
-        nb::arg("mask"), nb::arg("bias"), nb::arg("slopes"), nb::arg("offsets"), nb::arg("offsets_head"),
+        nb::arg("sizes"), nb::arg("Dv"), nb::arg("type"), nb::arg("v_type"), nb::arg("q"), nb::arg("q_strides"),
+        nb::arg("k"), nb::arg("k_strides"), nb::arg("v"), nb::arg("v_strides"), nb::arg("out"), nb::arg("out_strides"),
+        nb::arg("lse"), nb::arg("spans"), nb::arg("mask"), nb::arg("bias"), nb::arg("slopes"), nb::arg("offsets"),
         nb::arg("sink"), nb::arg("scale"), nb::arg("softcap"), nb::arg("temperature"), nb::arg("threads"),
-        "Writes softmax(logits / temperature) @ v to `out`, and the log-sum-exp of each row to `lse` unless 0.\n"
-        "`sizes` is (B, Hq, Hkv, N, M, D, Dv); an address of 0 means absent.");
+        "Writes softmax(logits / temperature) @ v to `out`, and the log-sum-exp of each row to `lse`.\n\n"
+        "`sizes` is (B, Hq, Hkv, N, M, D). Tensors are addresses with strides in elements (bytes for a boolean\n"
+        "mask); a mask or bias is (address, type, strides), spans are (address, stride of batch, spans a query).\n"
+        "Address 0 means absent.");
 
     m.def("isa", &isa, "The instruction set in use.");
     m.def("available_isas", &available_isas, "The instruction sets that this machine has, the best last.");

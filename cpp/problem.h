@@ -41,13 +41,11 @@ struct Problem {
     Grid mask, bias;
     // In the compute type, by query head; null where absent.
     const char* slopes;   // (Hq): bias −slope · |distance|
-    const char* offsets;  // (Hq or 1, N + M − 1): bias by position(query) − key, from −(N − 1) up
-    int64_t offsets_head;
+    const char* offsets;  // (Hq, N + M − 1): bias by position(query) − key, from −(N − 1) up
     const char* sink;  // (Hq): one extra logit that takes weight and gives no value
     double scale, softcap, temperature;  // softcap 0: none
 
     bool wide() const { return q.type == Type::f64; }  // computed in double, otherwise in float
-    int64_t group() const { return Hq / Hkv; }
 };
 
 inline size_t size_of(Type t) { return t == Type::f64 ? 8 : t == Type::f32 ? 4 : 2; }

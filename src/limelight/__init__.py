@@ -6,11 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from limelight.backends import SlowPathWarning
     from limelight.biases import ALiBi, DenseBias, Relative
     from limelight.functional import attention, backend_for, weights
     from limelight.masks import Causal, Dense, Documents, First, Padding, Prefix, Window
     from limelight.matrix import Weights
+    from limelight.problem import SlowPathWarning
     from limelight.reference import trace
 
 # Names are imported when they are first used, so that `limelight --help` need not import torch.
@@ -30,7 +30,7 @@ _HOME = {
     "ALiBi": "biases",
     "Relative": "biases",
     "DenseBias": "biases",
-    "SlowPathWarning": "backends",
+    "SlowPathWarning": "problem",
 }
 
 __all__ = [

@@ -14,13 +14,18 @@ from limelight.masks import Mask
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+class SlowPathWarning(UserWarning):
+    """Says that a call is exact but not computed in the fastest way, and why."""
+
+
 class Problem:
     """``A = softmax((softcap(scale · q kᵀ) + bias) / temperature)`` over the keys that ``mask`` allows.
 
-    ``q`` and ``k`` are four-dimensional here; ``lead`` is the shape of the batch axes that they came with.
+    ``q`` and ``k`` are four-dimensional here; ``lead`` is the shape of the batch axes that they came with, and
+    ``sizes`` is ``(B, Hq, Hkv, N, M, D)``.
     """
 
-    __slots__ = ("bias", "k", "lead", "mask", "q", "scale", "sink", "softcap", "temperature")
+    __slots__ = ("bias", "k", "lead", "mask", "on_cpu", "q", "scale", "sink", "sizes", "softcap", "temperature")
 
     def __init__(
         self,
@@ -33,50 +38,66 @@ class Problem:
         sink: Tensor | float | None = None,
         temperature: float | Tensor = 1.0,
     ) -> None:
-        _check_pair(q, k)
-        self.lead = q.shape[:-3]
-        self.q = q if q.ndim == 4 else batched(q)
-        self.k = k if k.ndim == 4 else batched(k)
-        self.mask = mask
-        self.bias = bias
-        self.softcap = None if softcap is None else _positive("softcap", softcap)
-        self.scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else _finite("scale", scale)
-        self.sink = None if sink is None else _check_sink(sink, q)
-        self.temperature = 1.0 if temperature is None else temperature
-        if temperature != 1.0:
-            self.temperature = _check_temperature(temperature)
-        if mask is not None and not isinstance(mask, Mask):
-            raise TypeError(f"mask must be a limelight mask such as Causal(), not {_kind(mask)}{_mask_hint(mask)}")
-        if bias is not None:
-            _check_bias(bias, q)
+        dtype = _check_tensor("q", q)
+        if _check_tensor("k", k) is not dtype:
+            raise TypeError(f"q is {q.dtype} and k is {k.dtype}; convert one with .to()")
+        try:
+            *lead, Hq, N, D = q.shape
+            *key_lead, Hkv, M, key_D = k.shape
+        except ValueError:
+            raise ValueError(_clash(q, k)) from None
+        if lead != key_lead or D != key_D or D == 0 or (Hq != Hkv and (Hkv == 0 or Hq % Hkv)):
+            raise ValueError(_clash(q, k))
+        if M >= 2**31 or N >= 2**31:
+            raise ValueError(f"{max(M, N)} positions are more than 2³¹ − 1")
+        self.on_cpu = q.is_cpu and k.is_cpu
+        if not self.on_cpu:
+            _check_device("q", q, "k", k)
+        self.lead = lead
+        self.sizes = (lead[0] if len(lead) == 1 else math.prod(lead), Hq, Hkv, N, M, D)
+        self.q = q if len(lead) == 1 else batched(q)
+        self.k = k if len(lead) == 1 else batched(k)
+        self.mask = mask if mask is None else _check_mask(mask)
+        self.bias = bias if bias is None else _check_bias(bias, q)
+        self.scale = D**-0.5 if scale is None else _finite("scale", scale)
+        self.softcap = softcap if softcap is None else _positive("softcap", softcap)
+        self.sink = sink if sink is None else _check_sink(sink, q)
+        self.temperature = _check_temperature(temperature)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """``(…, heads, queries, keys)``."""
-        return (*self.lead, *self.q.shape[1:3], self.k.shape[2])
+        _, H, _, N, M, _ = self.sizes
+        return (*self.lead, H, N, M)
 
     @property
     def compute_dtype(self) -> torch.dtype:
         """In which sums are made."""
         return torch.float64 if self.q.dtype == torch.float64 else torch.float32
 
-    def tensors(self) -> list[Tensor]:
-        """All tensors that gradients may flow to."""
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a gradient may flow to anything that the matrix is made of."""
+        if self.q.requires_grad or self.k.requires_grad:
+            return True
         extra = [x for x in (self.sink, self.temperature) if isinstance(x, Tensor)]
-        return [self.q, self.k, *extra, *(self.bias.tensors() if self.bias is not None else [])]
+        if self.bias is not None:
+            extra += self.bias.tensors()
+        return any(x.requires_grad for x in extra)
 
     def check_values(self, v: Tensor) -> Tensor:
         """``v`` as a four-dimensional tensor that fits, or an error."""
         _check_tensor("v", v)
-        k, lead = self.k, self.lead
-        if v.shape[:-1] != (k.shape[:-1] if len(lead) == 1 else (*lead, *k.shape[1:3])):
-            keys = (*lead, *k.shape[1:3])
+        *lead, heads, keys, _ = v.shape if v.ndim > 2 else (0, 0, 0)
+        _, _, Hkv, _, M, _ = self.sizes
+        if heads != Hkv or keys != M or lead != self.lead:
             raise ValueError(
-                f"v {tuple(v.shape)} does not fit k {(*keys, k.shape[3])}: all axes but the last must be {keys}"
+                f"v {tuple(v.shape)} does not fit k {(*self.lead, *self.k.shape[1:])}: "
+                f"all axes but the last must be {(*self.lead, Hkv, M)}"
             )
-        if v.device != k.device:
-            raise ValueError(f"v is on {v.device} and k on {k.device}; move them to one device")
-        return v if v.ndim == 4 else batched(v)
+        if not (self.on_cpu and v.is_cpu):
+            _check_device("v", v, "k", self.k)
+        return v if len(lead) == 1 else batched(v)
 
 
 def batched(x: Tensor) -> Tensor:
@@ -88,43 +109,42 @@ def _kind(value: object) -> str:
     return f"a {value.dtype} tensor" if isinstance(value, Tensor) else type(value).__name__
 
 
-def _mask_hint(mask: object) -> str:
-    if isinstance(mask, Tensor):
-        return "; wrap it as Dense(tensor)" if mask.dtype == torch.bool else "; pass bias=DenseBias(tensor)"
-    return ""
-
-
-def _check_tensor(name: str, x: Any) -> None:
+def _check_tensor(name: str, x: Any) -> torch.dtype:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch tensor, not {type(x).__name__}")
-    if x.dtype not in DTYPES:
-        raise TypeError(f"{name} is {x.dtype}; attention takes float32, bfloat16, float16 or float64")
-    if x.ndim < 3:
-        raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be (…, heads, length, width)")
-    if x.layout != torch.strided:
+    dtype = x.dtype
+    if dtype not in DTYPES:
+        raise TypeError(f"{name} is {dtype}; attention takes float32, bfloat16, float16 or float64")
+    if x.layout is not torch.strided:
         raise TypeError(f"{name} has layout {x.layout}; make it dense with .to_dense()")
+    return dtype
 
 
-def _check_pair(q: Tensor, k: Tensor) -> None:
-    _check_tensor("q", q)
-    _check_tensor("k", k)
-    a, b = q.shape, k.shape
-    if q.dtype != k.dtype:
-        raise TypeError(f"q is {q.dtype} and k is {k.dtype}; convert one with .to()")
-    if q.device != k.device:
-        raise ValueError(f"q is on {q.device} and k on {k.device}; move them to one device")
+def _check_device(name: str, x: Tensor, other: str, y: Tensor) -> None:
+    if x.device != y.device:
+        raise ValueError(f"{name} is on {x.device} and {other} on {y.device}; move them to one device")
+
+
+def _clash(q: Tensor, k: Tensor) -> str:
+    a, b = tuple(q.shape), tuple(k.shape)
+    if len(a) < 3 or len(b) < 3:
+        return f"q {a} and k {b} must both be (…, heads, length, width)"
     if a[:-3] != b[:-3]:
-        raise ValueError(f"q {tuple(a)} and k {tuple(b)} differ in their batch axes: {tuple(a[:-3])}, {tuple(b[:-3])}")
+        return f"q {a} and k {b} differ in their batch axes: {a[:-3]} and {b[:-3]}"
     if a[-1] != b[-1]:
-        raise ValueError(f"q {tuple(a)} and k {tuple(b)} differ in width: {a[-1]} and {b[-1]}")
+        return f"q {a} and k {b} differ in width: {a[-1]} and {b[-1]}"
     if a[-1] == 0:
-        raise ValueError(f"q {tuple(a)} and k {tuple(b)} have width 0")
-    if a[-3] != b[-3] and (b[-3] == 0 or a[-3] % b[-3]):
-        raise ValueError(
-            f"q has {a[-3]} heads and k {b[-3]}; the heads of q must be a multiple of those of k (grouped heads)"
-        )
-    if b[-2] >= 2**31 or a[-2] >= 2**31:
-        raise ValueError(f"{max(a[-2], b[-2])} positions are more than 2³¹ − 1")
+        return f"q {a} and k {b} have width 0"
+    return f"q has {a[-3]} heads and k {b[-3]}; the heads of q must be a multiple of those of k (grouped heads)"
+
+
+def _check_mask(mask: Any) -> Mask:
+    if isinstance(mask, Mask):
+        return mask
+    hint = ""
+    if isinstance(mask, Tensor):
+        hint = "; wrap it as Dense(tensor)" if mask.dtype == torch.bool else "; pass bias=DenseBias(tensor)"
+    raise TypeError(f"mask must be a limelight mask such as Causal(), not {_kind(mask)}{hint}")
 
 
 def _number(name: str, value: Any) -> float:
@@ -151,6 +171,8 @@ def _positive(name: str, value: Any) -> float:
 
 
 def _check_temperature(value: Any) -> float | Tensor:
+    if value.__class__ is float and 0 < value < math.inf:
+        return value  # type: ignore[no-any-return]
     if isinstance(value, Tensor) and value.requires_grad:
         if value.numel() != 1:
             raise ValueError(f"temperature has shape {tuple(value.shape)}; it must be one number")
@@ -167,12 +189,11 @@ def _check_sink(sink: Any, q: Tensor) -> Tensor:
         raise TypeError(f"sink is {sink.dtype}; it must be floats, one logit for each head")
     if sink.shape != (heads,):
         raise ValueError(f"sink has shape {tuple(sink.shape)}; it must be ({heads},), one logit for each head of q")
-    if sink.device != q.device:
-        raise ValueError(f"sink is on {sink.device} and q on {q.device}; move them to one device")
+    _check_device("sink", sink, "q", q)
     return sink
 
 
-def _check_bias(bias: Any, q: Tensor) -> None:
+def _check_bias(bias: Any, q: Tensor) -> Bias:
     if not isinstance(bias, Bias):
         hint = "; wrap it as DenseBias(tensor)" if isinstance(bias, Tensor) else ""
         raise TypeError(f"bias must be a limelight bias such as ALiBi(heads), not {_kind(bias)}{hint}")
@@ -181,3 +202,4 @@ def _check_bias(bias: Any, q: Tensor) -> None:
     for t in bias.tensors():
         if t.device != q.device and t.numel() > 1 and t.requires_grad:
             raise ValueError(f"{bias!r} is on {t.device} and q on {q.device}; move them to one device")
+    return bias

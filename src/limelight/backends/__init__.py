@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 
 from limelight.backends import native, portable
-from limelight.problem import Problem
-
-
-class SlowPathWarning(UserWarning):
-    """Says that a call is exact but not computed in the fastest way, and why."""
+from limelight.problem import Problem, SlowPathWarning
 
 
 @dataclass(frozen=True)
@@ -32,10 +28,9 @@ _NATIVE = Backend("native", "float tensors on the CPU, no gradient asked for")
 
 def choose(p: Problem, v: Tensor) -> Backend:
     """The backend that will compute this."""
-    q = p.q
-    if not q.is_cpu:
-        return Backend("portable", f"the tensors are on {q.device}, the kernels run on the CPU")
-    if torch.is_grad_enabled() and (v.requires_grad or any(t.requires_grad for t in p.tensors())):
+    if not p.on_cpu:
+        return Backend("portable", f"the tensors are on {p.q.device}, the kernels run on the CPU")
+    if torch.is_grad_enabled() and (v.requires_grad or p.requires_grad):
         return Backend("portable", "a gradient is asked for, which the kernels do not compute yet")
     return _NATIVE
 
@@ -44,19 +39,12 @@ def run(p: Problem, v: Tensor, backend: str | None = None, lse: bool = False) ->
     """The output ``(B, H, N, Dv)``, and the log-sum-exp ``(B, H, N)`` if asked for."""
     if backend is None:
         chosen = choose(p, v)
-        if chosen is not _NATIVE and p.q.is_cpu:
+        if chosen is not _NATIVE and p.on_cpu:
             warnings.warn(f"limelight computes this in plain torch: {chosen.reason}", SlowPathWarning, stacklevel=4)
         backend = chosen.name
     elif backend == "native" and (chosen := choose(p, v)) is not _NATIVE:
         raise ValueError(f"backend='native' cannot compute this: {chosen.reason}; use backend='portable'")
     if backend == "native":
-        copied = native.copies(p, v)
-        if copied:
-            warnings.warn(
-                f"the last axis of {copied} is not contiguous, so it is copied; call .contiguous() once instead",
-                SlowPathWarning,
-                stacklevel=4,
-            )
         return native.forward(p, v, lse)
     if backend == "portable":
         return portable.forward(p, v, lse)

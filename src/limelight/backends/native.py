@@ -6,107 +6,64 @@ call returns, and the kernels keep nothing.
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from limelight.backends import _native
-from limelight.backends._native import Grid, Rows, Spans
-from limelight.problem import Problem
+from limelight.biases import LoweredBias
+from limelight.problem import Problem, SlowPathWarning
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-_NO_SPANS = Spans(0, 0, 0)
-_NO_GRID = Grid(0, 0, 0, 0, 0, 0)
-
-
-def copies(p: Problem, v: Tensor) -> str:
-    """The names of the inputs whose last axis is not contiguous, so that they must be copied."""
-    if _last_is_contiguous(p.q) and _last_is_contiguous(p.k) and _last_is_contiguous(v):
-        return ""
-    named = {"q": p.q, "k": p.k, "v": v}
-    return " and ".join(name for name, x in named.items() if not _last_is_contiguous(x))
-
-
-def _last_is_contiguous(x: Tensor) -> bool:
-    return x.stride(-1) == 1 or x.shape[-1] <= 1
-
-
-def _rows(x: Tensor) -> tuple[Rows, Tensor]:
-    """A description of ``x`` for the kernels, and the tensor that must outlive it."""
-    if not _last_is_contiguous(x) or x.is_neg():
-        x = x.resolve_neg().contiguous()
-    batch, head, row, _ = x.stride()
-    return Rows(x.data_ptr(), _TYPES[x.dtype], batch, head, row), x
-
-
-def _grid(name: str, x: Tensor, B: int, H: int) -> Grid:
-    x = x[(None,) * (4 - x.ndim)]
-    b, h, N, M = x.shape
-    if b not in (1, B) or h not in (1, H):
-        raise ValueError(f"{name}: its leading axes {(b, h)} do not fit {B} batch elements × {H} heads")
-    strides = x.expand(B, H, N, M).stride()
-    return Grid(x.data_ptr(), _TYPES.get(x.dtype, 0), *strides)
-
-
-def _by_head(x: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
-    return x.detach().to("cpu", dtype).expand(heads, *x.shape[1:]).contiguous()
+_NO_SPANS = (0, 0, 0)
+_NO_GRID = (0, 0, 0, 0, 0, 0)
 
 
 def forward(p: Problem, v: Tensor, want_lse: bool = False) -> tuple[Tensor, Tensor | None]:
     """The output, and the log-sum-exp of each row if asked for."""
     q, k = p.q, p.k
-    B, Hq, N, D = q.shape
-    _, Hkv, M, Dv = v.shape
-    q_rows, q = _rows(q)
-    k_rows, k = _rows(k)
-    v_rows, v = _rows(v)
-    if q.stride(1) < q.stride(2):  # heads inside rows, as projections leave them: the output alike
-        out = torch.empty((B, N, Hq, Dv), dtype=v.dtype).transpose(1, 2)
-    else:
-        out = torch.empty((B, Hq, N, Dv), dtype=v.dtype)
+    q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
+    in_place = q_strides[3] == k_strides[3] == v_strides[3] == 1
+    if not in_place or q.is_neg() or k.is_neg() or v.is_neg():
+        q, k, v = _readable("q", q), _readable("k", k), _readable("v", v)
+        q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
+    B, Hq, _, N, M, D = p.sizes
+    Dv = v.shape[3]
+    out = _output(q, v, D, Dv)
     lse = torch.empty((B, Hq, N), dtype=p.compute_dtype) if want_lse else None
 
-    spans, mask, held_spans = _NO_SPANS, _NO_GRID, None
+    spans = mask = slopes = offsets = bias = sink = None
     if p.mask is not None:
-        held_spans, dense = p.mask.lower(N, M)
-        if held_spans is not None:
-            spans = _spans(p, held_spans, B, N)
-        if dense is not None:
-            dense = dense.to(q.device)
-            mask = _grid("mask", dense, B, Hq)
-
-    bias, slopes, offsets, sink = _NO_GRID, None, None, None
+        spans, mask = p.mask.lower(N, M)
+        mask = None if mask is None else mask.to(q.device)
     if p.bias is not None:
-        slopes, offsets, added = p.bias.lower(N, M)
-        if slopes is not None:
-            slopes = _by_head(slopes, Hq, p.compute_dtype)
-        if offsets is not None:
-            offsets = _by_head(offsets, Hq, p.compute_dtype)
-        if added is not None:
-            added = added.detach().resolve_neg().to(q.device)
-            if added.dtype not in _TYPES:
-                added = added.to(p.compute_dtype)
-            bias = _grid("bias", added, B, Hq)
+        slopes, offsets, bias = _on_cpu(p.bias.lower(N, M), p)
     if p.sink is not None:
-        sink = _by_head(p.sink, Hq, p.compute_dtype)
-
-    if out.numel() == 0 and not want_lse:
-        return out, None
-    if M == 0 or B == 0 or Hq == 0 or N == 0:
+        sink = _by_head(p.sink, p)
+    if not (B and Hq and N and M):
         return out.zero_(), None if lse is None else lse.fill_(-torch.inf)
     _native.forward(
-        (B, Hq, Hkv, N, M, D, Dv),
-        q_rows,
-        k_rows,
-        v_rows,
-        Rows(out.data_ptr(), _TYPES[out.dtype], *out.stride()[:3]),
+        p.sizes,
+        Dv,
+        _TYPES[q.dtype],
+        _TYPES[v.dtype],
+        q.data_ptr(),
+        q_strides,
+        k.data_ptr(),
+        k_strides,
+        v.data_ptr(),
+        v_strides,
+        out.data_ptr(),
+        out.stride(),
         0 if lse is None else lse.data_ptr(),
-        spans,
-        mask,
-        bias,
+        _NO_SPANS if spans is None else _spans(spans, p),
+        _NO_GRID if mask is None else _grid("mask", mask, p),
+        _NO_GRID if bias is None else _grid("bias", bias, p),
         0 if slopes is None else slopes.data_ptr(),
         0 if offsets is None else offsets.data_ptr(),
-        0 if offsets is None else offsets.stride(0),
         0 if sink is None else sink.data_ptr(),
         p.scale,
         p.softcap or 0.0,
@@ -116,11 +73,54 @@ def forward(p: Problem, v: Tensor, want_lse: bool = False) -> tuple[Tensor, Tens
     return out, lse
 
 
-def _spans(p: Problem, spans: np.ndarray[tuple[int, ...], np.dtype[np.int32]], B: int, N: int) -> Spans:
-    batch, rows, count, _ = spans.shape
-    if batch not in (1, B):
-        raise ValueError(f"mask {p.mask!r} has {batch} batch elements and q has {B}")
-    assert rows == N
+def _readable(name: str, x: Tensor) -> Tensor:
+    """``x``, or a copy if it cannot be read where it lies, which is said."""
+    if x.stride(3) != 1 and x.shape[3] > 1:
+        warnings.warn(
+            f"the last axis of {name} {tuple(x.shape)} is not contiguous, so {name} is copied on every call; "
+            "call .contiguous() once instead",
+            SlowPathWarning,
+            stacklevel=5,
+        )
+    return x.resolve_neg().contiguous() if x.is_neg() or x.stride(3) != 1 else x
+
+
+def _output(q: Tensor, v: Tensor, D: int, Dv: int) -> Tensor:
+    """Memory for the output, with the heads inside the rows where those of ``q`` are."""
+    if Dv == D and q.dtype == v.dtype:
+        return torch.empty_like(q)
+    B, H, N, _ = q.shape
+    if q.stride(1) < q.stride(2):
+        return torch.empty((B, N, H, Dv), dtype=v.dtype).transpose(1, 2)
+    return torch.empty((B, H, N, Dv), dtype=v.dtype)
+
+
+def _by_head(x: Tensor, p: Problem) -> Tensor:
+    return x.detach().to(p.q.device, p.compute_dtype).expand(p.sizes[1], *x.shape[1:]).contiguous()
+
+
+def _on_cpu(lowered: LoweredBias, p: Problem) -> LoweredBias:
+    slopes, offsets, dense = lowered
+    return LoweredBias(
+        None if slopes is None else _by_head(slopes, p),
+        None if offsets is None else _by_head(offsets, p),
+        None if dense is None else dense.detach().resolve_neg().to(p.q.device),
+    )
+
+
+def _grid(name: str, x: Tensor, p: Problem) -> tuple[int, ...]:
+    B, H, _, N, M, _ = p.sizes
+    b, h = (1, 1, *x.shape[:-2])[-2:]
+    if b not in (1, B) or h not in (1, H):
+        raise ValueError(f"{name}: its leading axes {(b, h)} do not fit {B} batch elements × {H} heads")
+    return (x.data_ptr(), _TYPES.get(x.dtype, 0), *x.expand(B, H, N, M).stride())
+
+
+def _spans(spans: NDArray[np.int32], p: Problem) -> tuple[int, int, int]:
+    batch, N, count, _ = spans.shape
+    if batch not in (1, p.sizes[0]):
+        raise ValueError(f"mask {p.mask!r} has {batch} batch elements and q has {p.sizes[0]}")
+    assert N == p.sizes[3]
     assert spans.dtype == np.int32
     assert spans.flags.c_contiguous
-    return Spans(spans.ctypes.data, 0 if batch == 1 else N * count * 2, count)
+    return spans.ctypes.data, 0 if batch == 1 else N * count * 2, count

@@ -23,7 +23,7 @@ def forward(p: Problem, v: Tensor, want_lse: bool = False) -> tuple[Tensor, Tens
     M = p.k.shape[2]
     step = max(1, min(N, _SCORES // max(1, B * H * M)))
     spans = None if p.mask is None else p.mask.lower(N, M).spans
-    learns = torch.is_grad_enabled() and (v.requires_grad or any(t.requires_grad for t in p.tensors()))
+    learns = torch.is_grad_enabled() and (v.requires_grad or p.requires_grad)
 
     def block(q: Tensor, k: Tensor, v: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         cols = slice(0, M)

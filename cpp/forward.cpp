@@ -1,5 +1,6 @@
 #include "forward.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <memory>

@@ -116,12 +116,13 @@ template <class C> void load_queries(const Problem& p, int64_t batch, const Stri
 
 // The last step of a row: the sink joins the sum, and o / l becomes the output.
 template <class C> struct Ending {
-    C inverse;  // what o is multiplied by; 0 for a row that may attend to nothing
+    bool nothing;  // the row may attend to nothing
+    C inverse;     // what o is multiplied by
     C lse;
 };
 
 template <class C> Ending<C> ending(const Problem& p, int64_t head, C m, C l) {
-    if (l == C(0)) return {C(0), -kInf<C>};
+    if (l == C(0)) return {true, C(0), -kInf<C>};
     C grown = 1;
     if (p.sink) {
         const C sink = reinterpret_cast<const C*>(p.sink)[head] * kLog2e<C> / C(p.temperature);
@@ -130,7 +131,7 @@ template <class C> Ending<C> ending(const Problem& p, int64_t head, C m, C l) {
         l = l * grown + std::exp2(sink - top);
         m = top;
     }
-    return {grown / l, p.lse ? (m + std::log2(l)) / kLog2e<C> : C(0)};
+    return {false, grown / l, p.lse ? (m + std::log2(l)) / kLog2e<C> : C(0)};
 }
 
 template <class C>
@@ -139,7 +140,7 @@ void write_row(const Problem& p, int64_t batch, const Row& row, const Ending<C>&
         using E = decltype(e);
         E* to = reinterpret_cast<E*>(const_cast<char*>(p.out.data)) + batch * p.out.batch + row.head * p.out.head +
                 row.query * p.out.row;
-        for (int64_t d = 0; d < p.Dv; ++d) to[d] = narrow<E>(end.inverse == C(0) ? C(0) : o[d] * end.inverse);
+        for (int64_t d = 0; d < p.Dv; ++d) to[d] = narrow<E>(end.nothing ? C(0) : o[d] * end.inverse);
     };
     switch (p.out.type) {
         case Type::f32: put(float{}); break;

@@ -29,6 +29,14 @@ template <class C> struct Block {
 
 template <class C> constexpr C kLog2e = C(1.4426950408889634074);
 
+// x · unit, in which no finite bias becomes infinite: the lowest number of a type is a usual way to
+// write "hardly ever", and a row of nothing else still has weights.
+template <class C> LIMELIGHT_INLINE C in_units(C x, C unit) {
+    constexpr C largest = std::numeric_limits<C>::max();
+    const C y = x * unit, bounded = y > largest ? largest : y < -largest ? -largest : y;
+    return x - x == C(0) ? bounded : y;
+}
+
 template <class C> void cap(const Block<C>& b) {
     const C inside = C(b.p.scale / b.p.softcap);
     const C outside = C(b.p.softcap / b.p.temperature) * kLog2e<C>;
@@ -54,7 +62,7 @@ template <class C> void add_slopes(const Block<C>& b, C unit, C* scratch) {
 }
 
 // s += offset[position − key]: the lanes of a strip of consecutive queries read consecutive offsets.
-template <class C> void add_offsets(const Block<C>& b, C unit) {
+template <class C> void add_offsets(const Block<C>& b) {
     const C* table = reinterpret_cast<const C*>(b.p.offsets) + (b.p.N - 1);
     if (b.consecutive()) {
         const Row& row = b.rows[0];
@@ -62,14 +70,14 @@ template <class C> void add_offsets(const Block<C>& b, C unit) {
         for (int64_t j = 0; j < b.n; ++j)
             for (int r = 0; r < b.lanes; r += kWidth<C>) {
                 C* s = b.s + j * b.lanes + r;
-                store(s, load(s) + load(o - j + r) * unit);
+                store(s, load(s) + load(o - j + r));
             }
         return;
     }
     for (int r = 0; r < b.row_count; ++r) {
         const Row& row = b.rows[r];
         const C* o = table + row.head * (b.p.N + b.p.M - 1) + row.position - b.first;
-        for (int64_t j = 0; j < b.n; ++j) b.s[j * b.lanes + r] += o[-j] * unit;
+        for (int64_t j = 0; j < b.n; ++j) b.s[j * b.lanes + r] += o[-j];
     }
 }
 
@@ -87,9 +95,9 @@ template <class C, class E> void add_dense(const Block<C>& b, C unit, C* scratch
         const E* from = reinterpret_cast<const E*>(g.data) + b.batch * g.batch + row.head * g.head +
                         row.query * g.row + b.first * g.col;
         if (g.col == 1)
-            for (int64_t j = 0; j < b.n; ++j) to[j] = C(widen(from[j])) * unit;
+            for (int64_t j = 0; j < b.n; ++j) to[j] = in_units(C(widen(from[j])), unit);
         else
-            for (int64_t j = 0; j < b.n; ++j) to[j] = C(widen(from[j * g.col])) * unit;
+            for (int64_t j = 0; j < b.n; ++j) to[j] = in_units(C(widen(from[j * g.col])), unit);
     });
 }
 
@@ -151,7 +159,7 @@ template <class C> void to_logits(const Block<C>& b, Range partial, C* scratch) 
     const C unit = kLog2e<C> / C(b.p.temperature);
     if (b.p.softcap) cap(b);
     if (b.p.slopes) add_slopes(b, unit, scratch);
-    if (b.p.offsets) add_offsets(b, unit);
+    if (b.p.offsets) add_offsets(b);
     if (b.p.bias.data) switch (b.p.bias.type) {
         case Type::f32: add_dense<C, float>(b, unit, scratch); break;
         case Type::f64: add_dense<C, double>(b, unit, scratch); break;

@@ -1,13 +1,18 @@
 #include "pool.h"
 
 #include <pthread.h>
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -40,6 +45,28 @@ char* scratch(size_t bytes) {
     return own.at_least(bytes);
 }
 
+// Arithmetic as the standard has it, whatever flushing of subnormals a thread was set to: results must
+// not depend on which thread computes them.
+class StandardArithmetic {
+public:
+#if defined(__SSE2__)
+    StandardArithmetic() : before_(_mm_getcsr()) { _mm_setcsr(before_ & ~0x8040u); }
+    ~StandardArithmetic() { _mm_setcsr(before_); }
+
+private:
+    unsigned before_;
+#elif defined(__aarch64__)
+    StandardArithmetic() {
+        asm volatile("mrs %0, fpcr" : "=r"(before_));
+        asm volatile("msr fpcr, %0" : : "r"(before_ & ~(uint64_t(1) << 24)));
+    }
+    ~StandardArithmetic() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
+
+private:
+    uint64_t before_;
+#endif
+};
+
 struct Job {
     int64_t count;
     size_t scratch_bytes;
@@ -49,6 +76,7 @@ struct Job {
     std::exception_ptr error;
 
     void run() noexcept {
+        const StandardArithmetic standard;
         try {
             char* memory = scratch(scratch_bytes);
             for (int64_t i; !failed && (i = next.fetch_add(1, std::memory_order_relaxed)) < count;)
@@ -81,9 +109,10 @@ public:
 
 private:
     void grow(int helpers) {
-        while (static_cast<int>(threads_) < helpers) {
-            std::thread([this] { serve(); }).detach();
-            ++threads_;
+        try {
+            for (; threads_ < helpers; ++threads_) std::thread([this] { serve(); }).detach();
+        } catch (const std::system_error&) {
+            // The system has no more threads to give; those that there are do the work.
         }
     }
 
@@ -110,10 +139,9 @@ private:
 // The pool lives as long as the process: its threads may still sleep while statics are destroyed. A
 // forked child has none of its parent's threads, and its locks may be held, so it starts afresh.
 std::atomic<Pool*> the_pool{nullptr};
+[[maybe_unused]] const int forget_at_fork = pthread_atfork(nullptr, nullptr, [] { the_pool = nullptr; });
 
 Pool& pool() {
-    static const int forks = pthread_atfork(nullptr, nullptr, [] { the_pool = nullptr; });
-    (void)forks;
     Pool* current = the_pool.load();
     if (current) return *current;
     Pool* fresh = new Pool;

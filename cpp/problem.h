@@ -41,7 +41,8 @@ struct Problem {
     Grid mask, bias;
     // In the compute type, by query head; null where absent.
     const char* slopes;   // (Hq): bias −slope · |distance|
-    const char* offsets;  // (Hq, N + M − 1): bias by position(query) − key, from −(N − 1) up
+    // (Hq, N + M − 1): bias by position(query) − key, from −(N − 1) up, in units of temperature / log₂e.
+    const char* offsets;
     const char* sink;  // (Hq): one extra logit that takes weight and gives no value
     double scale, softcap, temperature;  // softcap 0: none
 

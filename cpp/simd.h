@@ -46,7 +46,7 @@ template <class V> LIMELIGHT_INLINE V larger(V a, V b) { return a > b ? a : b; }
 
 // Hides a constant's value, without which GCC makes two instructions of a maximum with it.
 template <class V> LIMELIGHT_INLINE V opaque(V v) {
-#if defined(__x86_64__)
+#if defined(__AVX512F__) || (defined(__x86_64__) && LIMELIGHT_BYTES <= 32)
     asm("" : "+x"(v));
 #endif
     return v;

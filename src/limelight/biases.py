@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from limelight.masks import fit_dense, positions
+from limelight.masks import common_lead, dense_lead, fit_dense, positions
 
 
 class LoweredBias(NamedTuple):
@@ -28,17 +28,20 @@ class LoweredBias(NamedTuple):
 class Bias:
     """Base of all biases."""
 
-    heads: int | None = None  # how many heads it speaks of, where that is fixed
-
-    def values(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
+    def values(self, i: Tensor, j: Tensor, N: int, M: int, dtype: torch.dtype | None = None) -> Tensor:
         """What is added for query ``i`` of ``N`` and key ``j`` of ``M``, for index tensors that broadcast.
 
-        The result broadcasts to ``(batch, heads, *broadcast of i and j)``.
+        The result broadcasts to ``(batch, heads, *broadcast of i and j)`` and is computed in ``dtype``, or in
+        the type of the bias's own tensors.
         """
         raise NotImplementedError
 
-    def lower(self, N: int, M: int) -> LoweredBias:
+    def lower(self, N: int, M: int, dtype: torch.dtype | None = None) -> LoweredBias:
         """The same as slopes, offsets by distance and a tensor."""
+        raise NotImplementedError
+
+    def lead(self) -> tuple[int, int]:
+        """For how many batch elements and heads it speaks; 1 stands for any number."""
         raise NotImplementedError
 
     def tensors(self) -> list[Tensor]:
@@ -58,7 +61,7 @@ class Bias:
         i, j = torch.arange(N, device=device), torch.arange(M, device=device)
         return self.values(i[:, None], j[None, :], N, M)
 
-    def __add__(self, other: Bias) -> Bias:
+    def __add__(self, other: object) -> Bias:
         if isinstance(other, Bias):
             return Sum(self, other)
         hint = "wrap the tensor as DenseBias(tensor)" if isinstance(other, Tensor) else "both sides must be biases"
@@ -96,22 +99,21 @@ class ALiBi(Bias):
             raise ValueError(f"ALiBi: heads = {s!r}; give a number of heads ≥ 1 or a tensor of slopes (heads,)")
         object.__setattr__(self, "_slopes", s if isinstance(s, Tensor) else alibi_slopes(s))
 
-    @property
-    def heads(self) -> int:  # type: ignore[override]
-        return self._slopes.numel()
+    def lead(self) -> tuple[int, int]:
+        return 1, self._slopes.numel()
 
-    def values(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
+    def values(self, i: Tensor, j: Tensor, N: int, M: int, dtype: torch.dtype | None = None) -> Tensor:
         distance = (positions(i, N, M) - j).abs()
-        return -self._slopes.to(i.device)[:, None, None] * distance
+        return -self._slopes.to(i.device, dtype)[:, None, None] * distance
 
-    def lower(self, N: int, M: int) -> LoweredBias:
+    def lower(self, N: int, M: int, dtype: torch.dtype | None = None) -> LoweredBias:
         return LoweredBias(self._slopes, None, None)
 
     def tensors(self) -> list[Tensor]:
         return [self._slopes]
 
     def __repr__(self) -> str:
-        return f"ALiBi({self.heads})"
+        return f"ALiBi({self._slopes.numel()})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -149,9 +151,8 @@ class Relative(Bias):
             return cls(table, Buckets(table.shape[1], max_distance, two_sided))
         return cls(table)
 
-    @property
-    def heads(self) -> int:  # type: ignore[override]
-        return self.table.shape[0]
+    def lead(self) -> tuple[int, int]:
+        return 1, self.table.shape[0]
 
     def _column(self, distance: Tensor) -> Tensor:
         if self.buckets is not None:
@@ -159,10 +160,10 @@ class Relative(Bias):
         r = self.table.shape[1] // 2
         return distance.clamp(-r, r) + r
 
-    def values(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
-        return self.table.to(i.device)[:, self._column(j - positions(i, N, M))]
+    def values(self, i: Tensor, j: Tensor, N: int, M: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self.table.to(i.device, dtype)[:, self._column(j - positions(i, N, M))]
 
-    def lower(self, N: int, M: int) -> LoweredBias:
+    def lower(self, N: int, M: int, dtype: torch.dtype | None = None) -> LoweredBias:
         distance = torch.arange(N - 1, -M, -1, device=self.table.device)  # of position - key = -(N - 1) … M - 1
         return LoweredBias(None, self.table[:, self._column(distance)], None)
 
@@ -188,9 +189,7 @@ class Buckets:
     def __post_init__(self) -> None:
         least = 4 if self.two_sided else 2
         if self.count < least or self.max_distance <= self._side // 2:
-            raise ValueError(
-                f"{self}: needs at least {least} buckets and max_distance above {max(self._side // 2, 1)}"
-            )
+            raise ValueError(f"{self}: needs at least {least} buckets and max_distance above {max(self._side // 2, 1)}")
 
     @property
     def _side(self) -> int:
@@ -221,14 +220,17 @@ class DenseBias(Bias):
             got = t.dtype if isinstance(t, Tensor) else type(t).__name__
             raise TypeError(f"DenseBias: needs a tensor of floats, not {got} (for a boolean mask use Dense)")
 
-    def values(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
-        return fit_dense("DenseBias", self.tensor, N, M)[..., i, j]
+    def values(self, i: Tensor, j: Tensor, N: int, M: int, dtype: torch.dtype | None = None) -> Tensor:
+        return fit_dense("DenseBias", self.tensor, N, M)[..., i, j].to(i.device, dtype)
 
-    def lower(self, N: int, M: int) -> LoweredBias:
+    def lower(self, N: int, M: int, dtype: torch.dtype | None = None) -> LoweredBias:
         return LoweredBias(None, None, fit_dense("DenseBias", self.tensor, N, M))
 
     def tensors(self) -> list[Tensor]:
         return [self.tensor]
+
+    def lead(self) -> tuple[int, int]:
+        return dense_lead(self.tensor)
 
     def __repr__(self) -> str:
         return f"DenseBias(<{tuple(self.tensor.shape)}>)"
@@ -242,21 +244,18 @@ class Sum(Bias):
     right: Bias
 
     def __post_init__(self) -> None:
-        a, b = self.left.heads, self.right.heads
-        if a is not None and b is not None and a != b and 1 not in (a, b):
-            raise ValueError(f"{self}: {a} heads and {b} heads cannot be added")
+        self.lead()
 
-    @property
-    def heads(self) -> int | None:  # type: ignore[override]
-        found = [h for h in (self.left.heads, self.right.heads) if h is not None]
-        return max(found, default=None)
+    def lead(self) -> tuple[int, int]:
+        return common_lead(repr(self), self.left.lead(), self.right.lead())
 
-    def values(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
-        return self.left.values(i, j, N, M) + self.right.values(i, j, N, M)
+    def values(self, i: Tensor, j: Tensor, N: int, M: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self.left.values(i, j, N, M, dtype) + self.right.values(i, j, N, M, dtype)
 
-    def lower(self, N: int, M: int) -> LoweredBias:
-        a, b = self.left.lower(N, M), self.right.lower(N, M)
-        return LoweredBias(*(y if x is None else x if y is None else x + y for x, y in zip(a, b, strict=True)))
+    def lower(self, N: int, M: int, dtype: torch.dtype | None = None) -> LoweredBias:
+        a, b = self.left.lower(N, M, dtype), self.right.lower(N, M, dtype)
+        pairs = zip(a, b, strict=True)
+        return LoweredBias(*(y if x is None else x if y is None else x.to(dtype) + y.to(dtype) for x, y in pairs))
 
     def tensors(self) -> list[Tensor]:
         return self.left.tensors() + self.right.tensors()

@@ -47,6 +47,7 @@ def attention(
     >>> q, k, v = torch.randn(2, 8, 5, 16), torch.randn(2, 2, 7, 16), torch.randn(2, 2, 7, 3)
     >>> ll.attention(q, k, v, mask=ll.Causal()).shape
     torch.Size([2, 8, 5, 3])
+
     """
     p = Problem(q, k, mask, bias, scale, softcap, sink, temperature)
     out, _ = run(p, p.check_values(v), backend)

@@ -20,6 +20,7 @@ Causal() & Window(2), 9 queries × 9 keys
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -56,6 +57,10 @@ class Mask:
         """The same as spans of keys for each of ``N`` queries."""
         raise NotImplementedError
 
+    def lead(self) -> tuple[int, int]:
+        """For how many batch elements and heads it speaks; 1 stands for any number."""
+        return 1, 1
+
     def dense(self, N: int, M: int | None = None, device: torch.device | str | None = None) -> Tensor:
         """The mask as a boolean tensor ``(N, M)``, with leading axes ``(batch, heads)`` where it has them.
 
@@ -68,10 +73,10 @@ class Mask:
         allowed = self.allows(i[:, None], j[None, :], N, M)
         return allowed.expand(*allowed.shape[:-2], N, M)
 
-    def __and__(self, other: Mask) -> Mask:
+    def __and__(self, other: object) -> Mask:
         return And(self, _as_mask(other, "&"))
 
-    def __or__(self, other: Mask) -> Mask:
+    def __or__(self, other: object) -> Mask:
         return Or(self, _as_mask(other, "|"))
 
     def _extent(self) -> tuple[int, int]:
@@ -142,21 +147,27 @@ class Window(Mask):
     right: int | None = None
 
     def __post_init__(self) -> None:
-        _whole("Window", "left", self.left)
+        object.__setattr__(self, "left", _whole("Window", "left", self.left))
         if self.right is not None:
-            _whole("Window", "right", self.right)
+            object.__setattr__(self, "right", _whole("Window", "right", self.right))
 
     @property
     def _after(self) -> int:
         return self.left if self.right is None else self.right
 
+    def _reach(self, N: int, M: int) -> tuple[int, int]:
+        """No further than the ends, which keeps the arithmetic of positions small."""
+        return min(self.left, N + M), min(self._after, N + M)
+
     def allows(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
         p = positions(i, N, M)
-        return (j >= p - self.left) & (j <= p + self._after)
+        left, right = self._reach(N, M)
+        return (j >= p - left) & (j <= p + right)
 
     def lower(self, N: int, M: int) -> Lowered:
         p = _positions(N, M)[None]
-        return _single(p - self.left, p + (self._after + 1), N, M)
+        left, right = self._reach(N, M)
+        return _single(p - left, p + (right + 1), N, M)
 
     def __repr__(self) -> str:
         return f"Window({self.left})" if self.right is None else f"Window({self.left}, {self.right})"
@@ -166,11 +177,12 @@ class Window(Mask):
         return n, n
 
 
-def _whole(mask: str, name: str, value: object) -> None:
+def _whole(mask: str, name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{mask}: {name} must be a whole number, not {value!r}")
     if value < 0:
         raise ValueError(f"{mask}: {name} = {value} is negative; it counts keys, so give 0 or more")
+    return int(value)
 
 
 def _counts(mask: str, name: str, value: object) -> Tensor:
@@ -207,6 +219,9 @@ class First(Mask):
 
     def lower(self, N: int, M: int) -> Lowered:
         return _single(np.zeros((1, 1), np.int64), _numbers(self._n), N, M)
+
+    def lead(self) -> tuple[int, int]:
+        return self._n.numel(), 1
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({_show(self._n)})"
@@ -253,6 +268,9 @@ class Padding(Mask):
         longest = int(self._lengths.max()) if self._lengths.numel() else 0
         if longest > M:
             raise ValueError(f"Padding: length {longest} is more than the {M} keys there are")
+
+    def lead(self) -> tuple[int, int]:
+        return self._lengths.numel(), 1
 
     def __repr__(self) -> str:
         return f"Padding({_show(self._lengths)})"
@@ -322,14 +340,15 @@ class Documents(Mask):
     def lower(self, N: int, M: int) -> Lowered:
         queries, keys, present = (x.cpu().numpy() for x in self._sides(N, M))
         batch = max(queries.shape[0], keys.shape[0])
-        rows = [
-            _runs_of(queries[b % queries.shape[0]], keys[b % keys.shape[0]], present, M) for b in range(batch)
-        ]
+        rows = [_runs_of(queries[b % queries.shape[0]], keys[b % keys.shape[0]], present, M) for b in range(batch)]
         count = max((r.shape[1] for r in rows), default=1)
         spans = np.full((batch, N, count, 2), M, dtype=np.int32)
         for b, r in enumerate(rows):
             spans[b, :, : r.shape[1]] = r
         return Lowered(spans, None)
+
+    def lead(self) -> tuple[int, int]:
+        return max(self._ids.shape[0], 1 if self._queries is None else self._queries.shape[0]), 1
 
     def __repr__(self) -> str:
         def text(ids: Tensor) -> str:
@@ -402,6 +421,9 @@ class Dense(Mask):
     def lower(self, N: int, M: int) -> Lowered:
         return Lowered(None, self._fit(N, M))
 
+    def lead(self) -> tuple[int, int]:
+        return dense_lead(self.tensor)
+
     def __repr__(self) -> str:
         return f"Dense(<{tuple(self.tensor.shape)} bool>)"
 
@@ -422,10 +444,26 @@ def fit_dense(name: str, tensor: Tensor, N: int, M: int) -> Tensor:
     return tensor.expand(*tensor.shape[:-2], N, M)
 
 
+def dense_lead(tensor: Tensor) -> tuple[int, int]:
+    """The batch elements and heads of a tensor ``(…, N, M)``."""
+    *batch, heads = (1, *tensor.shape[:-2])
+    return math.prod(batch), heads
+
+
+def common_lead(text: str, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    """The batch elements and heads of a combination, or an error that says what clashes."""
+    if any(x != y and 1 not in (x, y) for x, y in zip(a, b, strict=True)):
+        raise ValueError(f"{text}: one side has (batch, heads) = {a} and the other {b}")
+    return (a[0] if b[0] == 1 else b[0]), (a[1] if b[1] == 1 else b[1])
+
+
 @dataclass(frozen=True, repr=False)
 class _Pair(Mask):
     left: Mask
     right: Mask
+
+    def lead(self) -> tuple[int, int]:
+        return common_lead(repr(self), self.left.lead(), self.right.lead())
 
     def _extent(self) -> tuple[int, int]:
         own = [m._extent() for m in (self.left, self.right) if _bound(m)]
@@ -512,16 +550,18 @@ def _tidy(begin: NDArray[np.int32], end: NDArray[np.int32], M: int) -> Spans:
 
 
 _CELLS = 24
+_POINTS = 8  # looked at in a cell, along each axis
 
 
 def draw(mask: Mask, N: int, M: int) -> str:
     """The mask in characters: ■ allowed, · not, ▨ a cell of a larger mask that is allowed in part."""
-    allowed = mask.dense(N, M)
-    allowed = allowed.reshape(-1, N, M)[0].float()  # the first batch element and head
-    rows, cols = min(N, _CELLS), min(M, _CELLS)
     title = f"{mask!r}, {N} queries × {M} keys"
-    if rows == 0 or cols == 0:
+    if N == 0 or M == 0:
         return title
+    i, j = (torch.linspace(0, n - 1, min(n, _CELLS * _POINTS)).round().long() for n in (N, M))
+    allowed = mask.allows(i[:, None], j[None, :], N, M)
+    allowed = allowed.reshape(-1, len(i), len(j))[0].float()  # the first batch element and head
+    rows, cols = min(N, _CELLS), min(M, _CELLS)
     share = torch.nn.functional.adaptive_avg_pool2d(allowed[None], (rows, cols))[0]
     lines = (" ".join("■" if x == 1 else "·" if x == 0 else "▨" for x in row) for row in share.tolist())
     return "\n".join([title, *lines])

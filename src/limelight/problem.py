@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,19 @@ class Problem:
     ``sizes`` is ``(B, Hq, Hkv, N, M, D)``.
     """
 
-    __slots__ = ("bias", "k", "lead", "mask", "on_cpu", "q", "scale", "sink", "sizes", "softcap", "temperature")
+    __slots__ = (
+        "bias",
+        "k",
+        "lead",
+        "mask",
+        "on_cpu",
+        "q",
+        "scale",
+        "sink",
+        "sizes",
+        "softcap",
+        "temperature",
+    )
 
     def __init__(
         self,
@@ -46,7 +59,7 @@ class Problem:
             *key_lead, Hkv, M, key_D = k.shape
         except ValueError:
             raise ValueError(_clash(q, k)) from None
-        if lead != key_lead or D != key_D or D == 0 or (Hq != Hkv and (Hkv == 0 or Hq % Hkv)):
+        if lead != key_lead or key_D != D or D == 0 or (Hq != Hkv and (Hkv == 0 or Hq % Hkv)):
             raise ValueError(_clash(q, k))
         if M >= 2**31 or N >= 2**31:
             raise ValueError(f"{max(M, N)} positions are more than 2³¹ − 1")
@@ -57,8 +70,8 @@ class Problem:
         self.sizes = (lead[0] if len(lead) == 1 else math.prod(lead), Hq, Hkv, N, M, D)
         self.q = q if len(lead) == 1 else batched(q)
         self.k = k if len(lead) == 1 else batched(k)
-        self.mask = mask if mask is None else _check_mask(mask)
-        self.bias = bias if bias is None else _check_bias(bias, q)
+        self.mask = mask if mask is None else _check_mask(mask, self.sizes)
+        self.bias = bias if bias is None else _check_bias(bias, self.sizes)
         self.scale = D**-0.5 if scale is None else _finite("scale", scale)
         self.softcap = softcap if softcap is None else _positive("softcap", softcap)
         self.sink = sink if sink is None else _check_sink(sink, q)
@@ -138,8 +151,9 @@ def _clash(q: Tensor, k: Tensor) -> str:
     return f"q has {a[-3]} heads and k {b[-3]}; the heads of q must be a multiple of those of k (grouped heads)"
 
 
-def _check_mask(mask: Any) -> Mask:
+def _check_mask(mask: Any, sizes: tuple[int, ...]) -> Mask:
     if isinstance(mask, Mask):
+        _check_lead(mask, sizes)
         return mask
     hint = ""
     if isinstance(mask, Tensor):
@@ -147,13 +161,29 @@ def _check_mask(mask: Any) -> Mask:
     raise TypeError(f"mask must be a limelight mask such as Causal(), not {_kind(mask)}{hint}")
 
 
+def _check_bias(bias: Any, sizes: tuple[int, ...]) -> Bias:
+    if isinstance(bias, Bias):
+        _check_lead(bias, sizes)
+        return bias
+    hint = "; wrap it as DenseBias(tensor)" if isinstance(bias, Tensor) else ""
+    raise TypeError(f"bias must be a limelight bias such as ALiBi(heads), not {_kind(bias)}{hint}")
+
+
+def _check_lead(value: Mask | Bias, sizes: tuple[int, ...]) -> None:
+    batch, heads = value.lead()
+    for have, want, what in ((batch, sizes[0], "batch elements"), (heads, sizes[1], "heads")):
+        if have not in (1, want):
+            raise ValueError(f"{value!r} speaks of {have} {what} and q has {want}")
+
+
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        try:
-            value = value.item()
-        except (AttributeError, ValueError, RuntimeError):
-            raise TypeError(f"{name} must be a number, not {_kind(value)}") from None
-    return float(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return float(value.item())
+    if isinstance(value, (np.floating, np.integer)):
+        return float(value)
+    raise TypeError(f"{name} must be a number, not {_kind(value)}")
 
 
 def _finite(name: str, value: Any) -> float:
@@ -172,7 +202,7 @@ def _positive(name: str, value: Any) -> float:
 
 def _check_temperature(value: Any) -> float | Tensor:
     if value.__class__ is float and 0 < value < math.inf:
-        return value  # type: ignore[no-any-return]
+        return value
     if isinstance(value, Tensor) and value.requires_grad:
         if value.numel() != 1:
             raise ValueError(f"temperature has shape {tuple(value.shape)}; it must be one number")
@@ -191,15 +221,3 @@ def _check_sink(sink: Any, q: Tensor) -> Tensor:
         raise ValueError(f"sink has shape {tuple(sink.shape)}; it must be ({heads},), one logit for each head of q")
     _check_device("sink", sink, "q", q)
     return sink
-
-
-def _check_bias(bias: Any, q: Tensor) -> Bias:
-    if not isinstance(bias, Bias):
-        hint = "; wrap it as DenseBias(tensor)" if isinstance(bias, Tensor) else ""
-        raise TypeError(f"bias must be a limelight bias such as ALiBi(heads), not {_kind(bias)}{hint}")
-    if bias.heads not in (None, 1, q.shape[-3]):
-        raise ValueError(f"{bias!r} speaks of {bias.heads} heads and q has {q.shape[-3]}")
-    for t in bias.tensors():
-        if t.device != q.device and t.numel() > 1 and t.requires_grad:
-            raise ValueError(f"{bias!r} is on {t.device} and q on {q.device}; move them to one device")
-    return bias

@@ -1,24 +1,24 @@
 """The equation, dense and readable: the oracle of the tests, and every step of it to look at.
 
-    scores = q kᵀ                              (…, heads, queries, keys)
-    scaled = scale · scores
-    capped = c · tanh(scaled / c)              where there is a softcap
-    biased = capped + bias
-    masked = biased, or −∞ where the mask forbids
-    weights = softmax(masked / temperature)    a sink is one more logit in the sum
-    output = weights v
+scores = q kᵀ                              (…, heads, queries, keys)
+scaled = scale · scores
+capped = c · tanh(scaled / c)              where there is a softcap
+biased = capped + bias
+masked = biased, or −∞ where the mask forbids
+weights = softmax(masked / temperature)    a sink is one more logit in the sum
+output = weights v
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from limelight.problem import Problem, batched
+from limelight.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ def grouped(x: Tensor, y: Tensor) -> Tensor:
     """``x @ y`` where each head of ``y`` serves a group of heads of ``x``; nothing is repeated in memory."""
     if x.shape[1] == y.shape[1]:
         return x @ y
-    return (x.unflatten(1, (y.shape[1], -1)) @ y.unsqueeze(2)).flatten(1, 2)
+    B, H, N, _ = x.shape
+    groups = x.reshape(B, y.shape[1], H // y.shape[1], N, x.shape[3])
+    return (groups @ y[:, :, None]).reshape(B, H, N, y.shape[3])
 
 
 def softmax(logits: Tensor, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -47,16 +49,23 @@ def softmax(logits: Tensor, sink: Tensor | None = None) -> tuple[Tensor, Tensor]
     if logits.shape[-1] == 0:
         return logits, logits.new_full(logits.shape[:-1], -torch.inf)
     top = logits.detach().amax(-1, keepdim=True)
+    empty = top == -torch.inf
     if sink is not None:
         top = torch.maximum(top, sink.detach())
-    top = torch.where(top == -torch.inf, 0.0, top)
+    top = torch.where(empty, 0.0, top)
     e = torch.exp(logits - top)
-    total = keys = e.sum(-1, keepdim=True)
+    total = e.sum(-1, keepdim=True)
     if sink is not None:
         total = total + torch.exp(sink - top)
-    weights = e / torch.where(keys == 0, 1.0, total)
-    lse = torch.where(keys == 0, -torch.inf, top + torch.log(torch.where(keys == 0, 1.0, total)))
-    return weights, lse.squeeze(-1)
+    total = torch.where(empty, 1.0, total)
+    lse = torch.where(empty, -torch.inf, top + torch.log(total))
+    return e / total, lse.squeeze(-1)
+
+
+def cooled(logits: Tensor, temperature: float | Tensor) -> Tensor:
+    """``logits / temperature``, in which −∞ stays −∞ and asks nothing of the temperature's gradient."""
+    removed = logits == -torch.inf
+    return (logits.masked_fill(removed, 0.0) / temperature).masked_fill(removed, -torch.inf)
 
 
 def mix(weights: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
@@ -84,11 +93,11 @@ def steps(p: Problem, v: Tensor | None, rows: slice = slice(None), cols: slice =
     scores = grouped(q, k.mT)
     scaled = scores * p.scale
     capped = scaled if p.softcap is None else p.softcap * torch.tanh(scaled / p.softcap)
-    biased = capped if p.bias is None else capped + p.bias.values(i, j, N, M).to(q.dtype)
+    biased = capped if p.bias is None else capped + p.bias.values(i, j, N, M, q.dtype)
     allowed = None if p.mask is None else p.mask.allows(i, j, N, M)
     masked = biased if allowed is None else biased.masked_fill(~allowed, -torch.inf)
     sink = None if p.sink is None else p.sink.to(q.dtype)[:, None, None] / p.temperature
-    weights, lse = softmax(masked / p.temperature, sink)
+    weights, lse = softmax(cooled(masked, p.temperature), sink)
     output = None if v is None else mix(weights, v[:, :, cols].to(q.dtype), allowed)
     return Steps(scores, scaled, capped, biased, masked, weights, lse, output)
 
@@ -99,6 +108,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     output = steps(p, p.check_values(v)).output
     assert output is not None
     return output.to(v.dtype).reshape(*p.lead, *output.shape[1:])
+
+
+_STEPS = ("q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "output")
 
 
 @dataclass(frozen=True)
@@ -121,7 +133,7 @@ class Trace:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain lists, for JSON."""
-        tensors = {f.name: getattr(self, f.name).tolist() for f in fields(self)[:10]}
+        tensors = {name: getattr(self, name).tolist() for name in _STEPS}
         return {"queries": list(self.queries), "keys": list(self.keys), **tensors}
 
     def __str__(self) -> str:
@@ -157,14 +169,14 @@ def trace(
     s = steps(p, values)
     assert s.output is not None
     did = {"capped": p.softcap is not None, "biased": p.bias is not None, "masked": p.mask is not None}
-    shown = [f.name for f in fields(Trace)[:10] if did.get(f.name, True)]
 
     def shape(x: Tensor) -> Tensor:
         x = x.reshape(*p.lead, *x.shape[1:])
         return x[0] if plain else x
 
-    parts = (p.q, p.k, values, s.scores, s.scaled, s.capped, s.biased, s.masked, s.weights, s.output)
-    return Trace(*(shape(batched(x)) for x in parts), queries, keys, shown)
+    parts = (s.scores, s.scaled, s.capped, s.biased, s.masked, s.weights, s.output)
+    named = dict(zip(_STEPS, (shape(x) for x in (p.q, p.k, values, *parts)), strict=True))
+    return Trace(**named, queries=queries, keys=keys, shown=[n for n in _STEPS if did.get(n, True)])
 
 
 def _names(tokens: Any, N: int, M: int) -> tuple[Sequence[str], Sequence[str]]:

@@ -24,7 +24,7 @@ _TITLES = {
     "capped": "capped = c · tanh(scaled / c)",
     "biased": "biased = capped + bias",
     "masked": "masked: −∞ where the mask forbids",
-    "weights": "weights = softmax(masked / temperature), each row sums to 1",
+    "weights": "weights = softmax, by row",
     "output": "output = weights v",
 }
 

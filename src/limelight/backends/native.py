@@ -6,6 +6,7 @@ call returns, and the kernels keep nothing.
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from limelight.backends import _native
+import limelight.backends._native as _native
 from limelight.biases import LoweredBias
 from limelight.problem import Problem, SlowPathWarning
 
@@ -26,10 +27,12 @@ def forward(p: Problem, v: Tensor, want_lse: bool = False) -> tuple[Tensor, Tens
     """The output, and the log-sum-exp of each row if asked for."""
     q, k = p.q, p.k
     q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
-    in_place = q_strides[3] == k_strides[3] == v_strides[3] == 1
+    q_data, k_data, v_data = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    in_place = q_strides[3] == k_strides[3] == v_strides[3] == 1 and q_data and k_data and v_data
     if not in_place or q.is_neg() or k.is_neg() or v.is_neg():
         q, k, v = _readable("q", q), _readable("k", k), _readable("v", v)
         q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
+        q_data, k_data, v_data = q.data_ptr(), k.data_ptr(), v.data_ptr()
     B, Hq, _, N, M, D = p.sizes
     Dv = v.shape[3]
     out = _output(q, v, D, Dv)
@@ -40,7 +43,7 @@ def forward(p: Problem, v: Tensor, want_lse: bool = False) -> tuple[Tensor, Tens
         spans, mask = p.mask.lower(N, M)
         mask = None if mask is None else mask.to(q.device)
     if p.bias is not None:
-        slopes, offsets, bias = _on_cpu(p.bias.lower(N, M), p)
+        slopes, offsets, bias = _on_cpu(p.bias.lower(N, M, p.compute_dtype), p)
     if p.sink is not None:
         sink = _by_head(p.sink, p)
     if not (B and Hq and N and M):
@@ -50,18 +53,18 @@ def forward(p: Problem, v: Tensor, want_lse: bool = False) -> tuple[Tensor, Tens
         Dv,
         _TYPES[q.dtype],
         _TYPES[v.dtype],
-        q.data_ptr(),
+        q_data,
         q_strides,
-        k.data_ptr(),
+        k_data,
         k_strides,
-        v.data_ptr(),
+        v_data,
         v_strides,
         out.data_ptr(),
         out.stride(),
         0 if lse is None else lse.data_ptr(),
         _NO_SPANS if spans is None else _spans(spans, p),
-        _NO_GRID if mask is None else _grid("mask", mask, p),
-        _NO_GRID if bias is None else _grid("bias", bias, p),
+        _NO_GRID if mask is None else _grid(mask, p),
+        _NO_GRID if bias is None else _grid(bias, p),
         0 if slopes is None else slopes.data_ptr(),
         0 if offsets is None else offsets.data_ptr(),
         0 if sink is None else sink.data_ptr(),
@@ -82,13 +85,17 @@ def _readable(name: str, x: Tensor) -> Tensor:
             SlowPathWarning,
             stacklevel=5,
         )
+    if x._is_zerotensor():
+        x = x.clone()
     return x.resolve_neg().contiguous() if x.is_neg() or x.stride(3) != 1 else x
 
 
 def _output(q: Tensor, v: Tensor, D: int, Dv: int) -> Tensor:
     """Memory for the output, with the heads inside the rows where those of ``q`` are."""
     if Dv == D and q.dtype == v.dtype:
-        return torch.empty_like(q)
+        out = torch.empty_like(q)
+        if out.stride(3) == 1:  # not so for a view that overlaps itself
+            return out
     B, H, N, _ = q.shape
     if q.stride(1) < q.stride(2):
         return torch.empty((B, N, H, Dv), dtype=v.dtype).transpose(1, 2)
@@ -96,31 +103,34 @@ def _output(q: Tensor, v: Tensor, D: int, Dv: int) -> Tensor:
 
 
 def _by_head(x: Tensor, p: Problem) -> Tensor:
-    return x.detach().to(p.q.device, p.compute_dtype).expand(p.sizes[1], *x.shape[1:]).contiguous()
+    return x.detach().resolve_neg().to(p.q.device, p.compute_dtype).expand(p.sizes[1], *x.shape[1:]).contiguous()
 
 
 def _on_cpu(lowered: LoweredBias, p: Problem) -> LoweredBias:
     slopes, offsets, dense = lowered
-    return LoweredBias(
-        None if slopes is None else _by_head(slopes, p),
-        None if offsets is None else _by_head(offsets, p),
-        None if dense is None else dense.detach().resolve_neg().to(p.q.device),
-    )
+    if slopes is not None:
+        slopes = _by_head(slopes, p)
+    if offsets is not None:
+        assert offsets.shape[1] == p.sizes[3] + p.sizes[4] - 1
+        limits = torch.finfo(p.compute_dtype)
+        unit = 1.0 / (math.log(2.0) * float(p.temperature))
+        scaled = _by_head(offsets, p) * unit
+        offsets = torch.where(offsets.isfinite(), scaled.clamp(limits.min, limits.max), scaled)
+    if dense is not None:
+        dense = dense.detach().resolve_neg().to(p.q.device)
+        dense = dense if dense.dtype in _TYPES else dense.to(p.compute_dtype)
+    return LoweredBias(slopes, offsets, dense)
 
 
-def _grid(name: str, x: Tensor, p: Problem) -> tuple[int, ...]:
+def _grid(x: Tensor, p: Problem) -> tuple[int, ...]:
     B, H, _, N, M, _ = p.sizes
-    b, h = (1, 1, *x.shape[:-2])[-2:]
-    if b not in (1, B) or h not in (1, H):
-        raise ValueError(f"{name}: its leading axes {(b, h)} do not fit {B} batch elements × {H} heads")
     return (x.data_ptr(), _TYPES.get(x.dtype, 0), *x.expand(B, H, N, M).stride())
 
 
 def _spans(spans: NDArray[np.int32], p: Problem) -> tuple[int, int, int]:
     batch, N, count, _ = spans.shape
-    if batch not in (1, p.sizes[0]):
-        raise ValueError(f"mask {p.mask!r} has {batch} batch elements and q has {p.sizes[0]}")
-    assert N == p.sizes[3]
+    assert batch in (1, p.sizes[0])
+    assert p.sizes[3] == N
     assert spans.dtype == np.int32
     assert spans.flags.c_contiguous
     return spans.ctypes.data, 0 if batch == 1 else N * count * 2, count

@@ -1,0 +1,54 @@
+"""Every example in a docstring runs, everything public has a docstring, and importing changes nothing."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import limelight
+
+MODULES = [
+    "limelight",
+    *(m.name for m in pkgutil.walk_packages(limelight.__path__, "limelight.") if "_native" not in m.name),
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__doc__
+    assert doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
+
+
+@pytest.mark.parametrize("name", limelight.__all__)
+def test_public_names_are_documented(name: str) -> None:
+    value = getattr(limelight, name)
+    assert inspect.getdoc(value)
+    if inspect.isclass(value):
+        for attribute, member in vars(value).items():
+            if not attribute.startswith("_") and callable(member):
+                assert inspect.getdoc(getattr(value, attribute)), f"{name}.{attribute}"
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'flash'"):
+        _ = limelight.flash  # type: ignore[attr-defined]
+    assert "attention" in dir(limelight)
+
+
+def test_importing_limelight_changes_nothing() -> None:
+    code = """
+import sys, torch
+state = (torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype(), torch.initial_seed())
+import limelight
+limelight.attention
+assert state == (torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype(), torch.initial_seed())
+assert 'transformers' not in sys.modules and 'matplotlib' not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

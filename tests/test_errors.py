@@ -1,0 +1,88 @@
+"""Bad input: an error that names what clashed and what to do, and the process lives on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import limelight as ll
+
+Q, K, V = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "match"),
+    [
+        ({"q": [1.0]}, TypeError, "q must be a torch tensor, not list"),
+        ({"q": Q.int()}, TypeError, r"q is torch.int32; attention takes float32"),
+        ({"v": V.to(torch.complex64)}, TypeError, "v is torch.complex64"),
+        (
+            {"q": Q[0, 0]},
+            ValueError,
+            r"q \(5, 8\) and k \(2, 3, 7, 8\) must both be \(…, heads, length, width\)",
+        ),
+        ({"v": V[0, 0]}, ValueError, r"v \(7, 4\) does not fit k \(2, 3, 7, 8\)"),
+        ({"q": Q.double()}, TypeError, "q is torch.float64 and k is torch.float32; convert one"),
+        ({"q": Q[:1]}, ValueError, r"differ in their batch axes: \(1,\) and \(2,\)"),
+        ({"q": Q[0]}, ValueError, r"differ in their batch axes: \(\) and \(2,\)"),
+        ({"q": Q[..., :5]}, ValueError, "differ in width: 5 and 8"),
+        ({"q": Q[..., :0], "k": K[..., :0]}, ValueError, "have width 0"),
+        ({"q": Q[:, :4]}, ValueError, "q has 4 heads and k 3; the heads of q must be a multiple"),
+        (
+            {"v": V[:, :, :5]},
+            ValueError,
+            r"v \(2, 3, 5, 4\) does not fit k \(2, 3, 7, 8\): all axes but the last",
+        ),
+        ({"v": V[:, :1]}, ValueError, "all axes but the last must be"),
+        ({"k": K.to("meta")}, ValueError, "q is on cpu and k on meta; move them to one device"),
+        ({"v": V.to("meta")}, ValueError, "v is on meta and k on cpu"),
+        ({"q": Q.to_sparse()}, TypeError, "layout torch.sparse_coo; make it dense"),
+        ({"mask": torch.ones(5, 7, dtype=torch.bool)}, TypeError, r"wrap it as Dense\(tensor\)"),
+        ({"mask": torch.ones(5, 7)}, TypeError, r"pass bias=DenseBias\(tensor\)"),
+        ({"mask": "causal"}, TypeError, r"such as Causal\(\), not str"),
+        ({"bias": torch.ones(5, 7)}, TypeError, r"wrap it as DenseBias\(tensor\)"),
+        ({"bias": ll.ALiBi(4)}, ValueError, r"ALiBi\(4\) speaks of 4 heads and q has 6"),
+        ({"bias": ll.Relative(torch.zeros(3, 5))}, ValueError, "speaks of 3 heads and q has 6"),
+        ({"bias": ll.DenseBias(torch.zeros(5, 6))}, ValueError, r"\(5, 6\) does not fit 5 queries × 7 keys"),
+        ({"bias": ll.DenseBias(torch.zeros(3, 5, 7))}, ValueError, "speaks of 3 heads and q has 6"),
+        (
+            {"mask": ll.Dense(torch.ones(3, 1, 5, 7, dtype=torch.bool))},
+            ValueError,
+            "speaks of 3 batch elements and q has 2",
+        ),
+        (
+            {"mask": ll.Padding([1, 2, 3])},
+            ValueError,
+            r"Padding\(\[1, 2, 3\]\) speaks of 3 batch elements and q has 2",
+        ),
+        (
+            {"mask": ll.Padding([1, 2]) & ll.First([1, 2, 3])},
+            ValueError,
+            r"one side has \(batch, heads\) = \(2, 1\)",
+        ),
+        ({"mask": ll.Padding(8)}, ValueError, "length 8 is more than the 7 keys"),
+        ({"mask": ll.Documents([0] * 5)}, ValueError, "5 ids for 7 keys"),
+        ({"temperature": 0.0}, ValueError, "temperature = 0.0 must be above 0"),
+        ({"temperature": -1}, ValueError, "temperature = -1.0 must be above 0"),
+        ({"temperature": torch.nan}, ValueError, "temperature = nan must be finite"),
+        ({"temperature": "hot"}, TypeError, "temperature must be a number, not str"),
+        (
+            {"temperature": torch.ones(2, requires_grad=True)},
+            ValueError,
+            r"shape \(2,\); it must be one number",
+        ),
+        ({"softcap": 0}, ValueError, "softcap = 0.0 must be above 0"),
+        ({"softcap": torch.inf}, ValueError, "softcap = inf must be finite"),
+        ({"scale": torch.nan}, ValueError, "scale = nan must be finite"),
+        ({"sink": torch.zeros(3)}, ValueError, r"sink has shape \(3,\); it must be \(6,\)"),
+        ({"sink": torch.zeros(6, dtype=torch.int64)}, TypeError, "sink is torch.int64"),
+        ({"sink": "deep"}, TypeError, "sink must be a number, not str"),
+        ({"backend": "cuda"}, ValueError, "backend = 'cuda'; there are 'native' and 'portable'"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["native", "portable"])
+def test_clashes_are_named(changes: dict[str, Any], error: type[Exception], match: str, backend: str) -> None:
+    with pytest.raises(error, match=match):
+        ll.attention(**{"q": Q, "k": K, "v": V, "backend": backend, **changes})

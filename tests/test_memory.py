@@ -1,0 +1,35 @@
+"""Memory grows with n: at n = 32768 and 8 heads, inputs and outputs plus 64 MB."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import resource, torch, limelight as ll
+n, H, D = 32768, 8, 64
+q, k, v = (torch.randn(1, H, n, D) for _ in range(3))
+small = q[:, :, :256]
+ll.attention(small, small, small, mask=ll.Causal(), backend={backend!r})
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+out = ll.attention(q[:, :, -{rows}:], k, v, mask={mask}, bias={bias}, backend={backend!r})
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((after - before) / 1024 - out.numel() * 4 / 2**20)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mask", "bias", "rows", "backend"),
+    [
+        ("ll.Causal()", "None", 32768, "native"),
+        ("ll.Causal() & (ll.Window(1000) | ll.First(4)) & ll.Padding(32000)", "ll.ALiBi(8)", 32768, "native"),
+        ("ll.Window(500)", "ll.Relative.t5(torch.randn(8, 32))", 32768, "native"),
+        ("ll.Window(100)", "None", 8192, "portable"),
+    ],
+)
+def test_peak_memory(mask: str, bias: str, rows: int, backend: str) -> None:
+    code = CODE.format(mask=mask, bias=bias, rows=rows, backend=backend)
+    extra = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert extra < (64 if backend == "native" else 200), f"{extra:.0f} MB beyond inputs and outputs"

@@ -1,0 +1,86 @@
+"""The threads: safe after fork and side by side, asleep when idle, with the GIL released."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+import limelight as ll
+
+
+def work(n: int = 301) -> tuple[torch.Tensor, ...]:
+    g = torch.Generator().manual_seed(n)
+    return tuple(torch.randn(1, 4, n, 32, generator=g) for _ in range(3))
+
+
+def test_works_after_fork(two_threads: None) -> None:
+    q, k, v = work()
+    want = ll.attention(q, k, v)  # the pool has its threads now
+    for _ in range(3):
+        pid = os.fork()
+        if pid == 0:
+            ok = (ll.attention(q, k, v).numpy() == want.numpy()).all()  # torch's own threads do not survive
+            os._exit(0 if ok else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+    assert torch.equal(ll.attention(q, k, v), want)
+
+
+def test_calls_side_by_side_agree(two_threads: None) -> None:
+    problems = [work(n) for n in (101, 257, 301, 403)] * 8
+    wants = [ll.attention(*p) for p in problems]
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(3):
+            results = list(pool.map(lambda p: ll.attention(*p), problems))
+            assert all(torch.equal(a, b) for a, b in zip(results, wants, strict=True))
+
+
+def test_the_gil_is_released() -> None:
+    q, k, v = (torch.randn(1, 8, 2048, 64) for _ in range(3))
+    ticks, done = [], threading.Event()
+
+    def tick() -> None:
+        while not done.is_set():
+            ticks.append(time.perf_counter())
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    start = time.perf_counter()
+    ll.attention(q, k, v)
+    end = time.perf_counter()
+    done.set()
+    thread.join()
+    during = [t for t in ticks if start < t < end]
+    assert len(during) >= 3, f"{len(during)} ticks in {end - start:.3f} s"
+
+
+def test_idle_threads_sleep() -> None:
+    code = """
+import torch, limelight as ll, time, resource
+torch.set_num_threads(2)
+x = torch.randn(1, 4, 512, 64)
+ll.attention(x, x, x)
+before = time.process_time()
+time.sleep(1.0)
+print(time.process_time() - before)
+"""
+    used = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert used < 0.05, f"{used} s of CPU in a second of doing nothing"
+
+
+def test_no_second_openmp_runtime() -> None:
+    code = """
+import torch, limelight as ll
+x = torch.randn(1, 4, 64, 8)
+before = {l.split()[-1] for l in open('/proc/self/maps') if 'omp' in l.rsplit('/', 1)[-1]}
+ll.attention(x, x, x)
+after = {l.split()[-1] for l in open('/proc/self/maps') if 'omp' in l.rsplit('/', 1)[-1]}
+assert after == before, after - before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

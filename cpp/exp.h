@@ -43,7 +43,7 @@ LIMELIGHT_INLINE Vec<double> exp2(Vec<double> x) {
 
 // Near 0 an odd polynomial, further out 1 − 2 / (e²ˣ + 1), which would lose digits near 0.
 LIMELIGHT_INLINE Vec<float> tanh(Vec<float> x) {
-    const Vec<float> a = x < 0.0f ? -x : x;
+    const Vec<float> a = magnitude<float>(x);
     const Vec<float> far = 1.0f - 2.0f * exp2(a * -2.8853901f) / (1.0f + exp2(a * -2.8853901f));
     const Vec<float> z = x * x;
     Vec<float> p = broadcast(-5.70498872745e-3f);

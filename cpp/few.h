@@ -102,19 +102,39 @@ template <class C, class E> void few_scores(const C* q, Lines<E> k, int64_t D, i
     });
 }
 
+// o[row] += Σ p[key][row] v[key] for R rows whose features all fit in registers.
+template <class C, class E, int R>
+LIMELIGHT_INLINE void accumulate_narrow(const C* p, Lines<E> v, int64_t n, C* o) {
+    constexpr int W = kWidth<C>, F = 8 / R;
+    Vec<C> acc[R][F];
+#pragma GCC unroll 8
+    for (int i = 0; i < R * F; ++i) acc[i / F][i % F] = load(o + i * W);
+    for (int64_t j = 0; j < n; ++j)
+#pragma GCC unroll 8
+        for (int f = 0; f < F; ++f) {
+            const Vec<C> x = load_as<C>(v.row(j) + f * W);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) acc[r][f] += p[j * W + r] * x;
+        }
+#pragma GCC unroll 8
+    for (int i = 0; i < R * F; ++i) store(o + i * W, acc[i / F][i % F]);
+}
+
 // o[row] = decay[row] · o[row] + Σ p[key][row] v[key]
 template <class C, class E>
 void few_values(const C* p, Lines<E> v, int64_t Dv, int64_t n, int rows, C* o, const C* decay) {
+    constexpr int W = kWidth<C>;
     for (int r = 0; r < rows; ++r)
         if (decay[r] != C(1))
             for (int64_t d = 0; d < Dv; ++d) o[r * Dv + d] *= decay[r];
     by_rows(rows, [&](int r, auto R) {
+        if (Dv * R == 8 * W) return accumulate_narrow<C, E, R>(p + r, v, n, o + r * Dv);
         int64_t j = 0;
         for (; j + 2 <= n; j += 2) {
             touch(v.row(j), Dv);
-            accumulate<C, E, R, 2>(p + j * kWidth<C> + r, {v.row(j), v.stride}, Dv, o + r * Dv);
+            accumulate<C, E, R, 2>(p + j * W + r, {v.row(j), v.stride}, Dv, o + r * Dv);
         }
-        if (j < n) accumulate<C, E, R, 1>(p + j * kWidth<C> + r, {v.row(j), v.stride}, Dv, o + r * Dv);
+        if (j < n) accumulate<C, E, R, 1>(p + j * W + r, {v.row(j), v.stride}, Dv, o + r * Dv);
     });
 }
 

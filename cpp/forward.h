@@ -16,4 +16,9 @@ std::vector<std::string> available_isas();
 std::string isa();
 void set_isa(const std::string& name);
 
+// What the machine itself can do with this instruction set: floating-point operations a second in
+// multiply-adds (of doubles if `wide`), and bytes a second read from memory.
+double peak_flops(int threads, bool wide);
+double read_bandwidth(int threads);
+
 }  // namespace limelight

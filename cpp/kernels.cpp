@@ -1,6 +1,7 @@
 // Attention for one task, compiled once for each instruction set.
 #include "kernels.h"
 
+#include "limits.h"
 #include "strip.h"
 
 namespace limelight {
@@ -48,6 +49,7 @@ template <class C> Cut cut(const Problem& p) {
     c.even = c.strips > 1 && c.vectors % 3 == 1;
     const bool few = is_few<C>(c);
     c.together = !few && (copied<C>(p.k, few) || copied<C>(p.v, few)) ? kTogether : 1;
+    if (p.B * c.units * ceil_div(c.strips, c.together) < 128) c.together = ceil_div(c.together, 2);
     // Few tasks are cut along the keys too.
     const int64_t tasks = p.B * c.units * ceil_div(c.strips, c.together);
     constexpr int64_t enough = 32, shortest = 512;
@@ -267,6 +269,8 @@ void join_any(const Problem& p, const Cut& c, int64_t batch, int64_t unit, const
     p.wide() ? join_rows<double>(p, c, batch, unit, partial) : join_rows<float>(p, c, batch, unit, partial);
 }
 
+double spin_any(int64_t rounds, bool wide) { return wide ? spin<double>(rounds) : spin<float>(rounds); }
+
 }  // namespace LIMELIGHT_ISA
 
 #define LIMELIGHT_NAME_(isa) isa##_kernels
@@ -277,6 +281,7 @@ void join_any(const Problem& p, const Cut& c, int64_t batch, int64_t unit, const
 const Kernels LIMELIGHT_NAME(LIMELIGHT_ISA) = {
     LIMELIGHT_TEXT(LIMELIGHT_ISA),  LIMELIGHT_ISA::cut_any,    LIMELIGHT_ISA::scratch_any,
     LIMELIGHT_ISA::partial_any,     LIMELIGHT_ISA::attend_any, LIMELIGHT_ISA::join_any,
+    LIMELIGHT_ISA::spin_any,        LIMELIGHT_ISA::read_all,
 };
 
 }  // namespace limelight

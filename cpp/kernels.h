@@ -28,7 +28,13 @@ struct Kernels {
     void (*attend)(const Problem&, const Cut&, const Task&, char* scratch);
     // Joins the running sums of the chunks of one unit, whose first lies at `partial`.
     void (*join)(const Problem&, const Cut&, int64_t batch, int64_t unit, const char* partial);
+    // For measuring the machine.
+    double (*spin)(int64_t rounds, bool wide);
+    float (*read)(const float* data, int64_t n);
 };
+
+// The kernels in use: the best that the machine has, unless one is forced.
+const Kernels& kernels();
 
 extern const Kernels baseline_kernels;
 #if defined(LIMELIGHT_X86)

@@ -53,12 +53,11 @@ template <class C> void add_slopes(const Block<C>& b, C unit, C* scratch) {
         slope[r] = -slopes[row.head] * unit;
         ahead[r] = C(row.position - b.first);
     }
-    for (int64_t j = 0; j < b.n; ++j)
-        for (int r = 0; r < b.lanes; r += kWidth<C>) {
-            const Vec<C> d = load(ahead + r) - C(j);
-            C* s = b.s + j * b.lanes + r;
-            store(s, load(s) + load(slope + r) * (d < C(0) ? -d : d));
-        }
+    for (int r = 0; r < b.lanes; r += kWidth<C>) {
+        const Vec<C> a = load(ahead + r), slope_r = load(slope + r);
+        C* s = b.s + r;
+        for (int64_t j = 0; j < b.n; ++j, s += b.lanes) store(s, load(s) + slope_r * magnitude<C>(a - C(j)));
+    }
 }
 
 // s += offset[position − key]: the lanes of a strip of consecutive queries read consecutive offsets.

@@ -53,5 +53,9 @@ NB_MODULE(_native, m) {
 
     m.def("isa", &isa, "The instruction set in use.");
     m.def("available_isas", &available_isas, "The instruction sets that this machine has, the best last.");
+    m.def("peak_flops", &peak_flops, nb::arg("threads"), nb::arg("wide") = false, nb::call_guard<nb::gil_scoped_release>(),
+          "The machine's multiply-add peak, in floating-point operations a second.");
+    m.def("read_bandwidth", &read_bandwidth, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>(),
+          "The machine's bandwidth of reading memory in order, in bytes a second.");
     m.def("set_isa", &set_isa, nb::arg("name"), "Use this instruction set from now on.");
 }

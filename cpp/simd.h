@@ -44,6 +44,10 @@ template <class T> LIMELIGHT_INLINE void store(T* p, Vec<T> v) { std::memcpy(p, 
 // it reaches the sums through the exponential.
 template <class V> LIMELIGHT_INLINE V larger(V a, V b) { return a > b ? a : b; }
 
+template <class T> LIMELIGHT_INLINE Vec<T> magnitude(Vec<T> v) {
+    return (Vec<T>)((IntVec<T>)v & std::numeric_limits<typename Simd<T>::Bit>::max());
+}
+
 // Hides a constant's value, without which GCC makes two instructions of a maximum with it.
 template <class V> LIMELIGHT_INLINE V opaque(V v) {
 #if defined(__AVX512F__) || (defined(__x86_64__) && LIMELIGHT_BYTES <= 32)

@@ -12,6 +12,7 @@ from torch import Tensor
 from limelight.biases import Bias
 from limelight.masks import Mask
 
+_STRIDED = torch.strided
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -123,14 +124,14 @@ def _kind(value: object) -> str:
 
 
 def _check_tensor(name: str, x: Any) -> torch.dtype:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch tensor, not {type(x).__name__}")
-    dtype = x.dtype
-    if dtype not in DTYPES:
-        raise TypeError(f"{name} is {dtype}; attention takes float32, bfloat16, float16 or float64")
-    if x.layout is not torch.strided:
-        raise TypeError(f"{name} has layout {x.layout}; make it dense with .to_dense()")
-    return dtype
+    if isinstance(x, Tensor):
+        dtype = x.dtype
+        if dtype not in DTYPES:
+            raise TypeError(f"{name} is {dtype}; attention takes float32, bfloat16, float16 or float64")
+        if x.layout is not _STRIDED:
+            raise TypeError(f"{name} has layout {x.layout}; make it dense with .to_dense()")
+        return dtype
+    raise TypeError(f"{name} must be a torch tensor, not {type(x).__name__}")
 
 
 def _check_device(name: str, x: Tensor, other: str, y: Tensor) -> None:

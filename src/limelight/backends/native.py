@@ -35,7 +35,12 @@ def forward(p: Problem, v: Tensor, want_lse: bool = False) -> tuple[Tensor, Tens
         q_data, k_data, v_data = q.data_ptr(), k.data_ptr(), v.data_ptr()
     B, Hq, _, N, M, D = p.sizes
     Dv = v.shape[3]
-    out = _output(q, v, D, Dv)
+    type_of_q, type_of_v = _TYPES[q.dtype], _TYPES[v.dtype]
+    out = torch.empty_like(q) if Dv == D and type_of_q == type_of_v else _output(q, v)
+    out_strides = out.stride()
+    if out_strides[3] != 1:  # like a view that overlaps itself
+        out = _output(q.contiguous(), v)
+        out_strides = out.stride()
     lse = torch.empty((B, Hq, N), dtype=p.compute_dtype) if want_lse else None
 
     spans = mask = slopes = offsets = bias = sink = None
@@ -51,8 +56,8 @@ def forward(p: Problem, v: Tensor, want_lse: bool = False) -> tuple[Tensor, Tens
     _native.forward(
         p.sizes,
         Dv,
-        _TYPES[q.dtype],
-        _TYPES[v.dtype],
+        type_of_q,
+        type_of_v,
         q_data,
         q_strides,
         k_data,
@@ -60,7 +65,7 @@ def forward(p: Problem, v: Tensor, want_lse: bool = False) -> tuple[Tensor, Tens
         v_data,
         v_strides,
         out.data_ptr(),
-        out.stride(),
+        out_strides,
         0 if lse is None else lse.data_ptr(),
         _NO_SPANS if spans is None else _spans(spans, p),
         _NO_GRID if mask is None else _grid(mask, p),
@@ -90,16 +95,12 @@ def _readable(name: str, x: Tensor) -> Tensor:
     return x.resolve_neg().contiguous() if x.is_neg() or x.stride(3) != 1 else x
 
 
-def _output(q: Tensor, v: Tensor, D: int, Dv: int) -> Tensor:
+def _output(q: Tensor, v: Tensor) -> Tensor:
     """Memory for the output, with the heads inside the rows where those of ``q`` are."""
-    if Dv == D and q.dtype == v.dtype:
-        out = torch.empty_like(q)
-        if out.stride(3) == 1:  # not so for a view that overlaps itself
-            return out
     B, H, N, _ = q.shape
     if q.stride(1) < q.stride(2):
-        return torch.empty((B, N, H, Dv), dtype=v.dtype).transpose(1, 2)
-    return torch.empty((B, H, N, Dv), dtype=v.dtype)
+        return torch.empty((B, N, H, v.shape[3]), dtype=v.dtype).transpose(1, 2)
+    return torch.empty((B, H, N, v.shape[3]), dtype=v.dtype)
 
 
 def _by_head(x: Tensor, p: Problem) -> Tensor:

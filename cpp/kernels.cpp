@@ -23,11 +23,10 @@ template <class C> bool is_few(const Cut& c) { return c.rows < kWidth<C>; }
 
 // Few rows go back and forth between K and V, in short steps that keep both streams from memory alive,
 // or in longer ones where all of it lies in a cache.
-constexpr int64_t kFewBlock = 32;
+constexpr int64_t kFewBlock = 32, kFewStream = 8;
 
-inline int64_t few_step(const Problem& p) {
-    const int64_t bytes = p.B * p.Hkv * p.M * (p.D * size_of(p.k.type) + p.Dv * size_of(p.v.type));
-    return bytes > 1 << 20 ? 8 : kFewBlock;
+inline bool near(const Problem& p) {
+    return p.B * p.Hkv * p.M * int64_t(p.D * size_of(p.k.type) + p.Dv * size_of(p.v.type)) <= 1 << 20;
 }
 
 // Rows that are far apart share few cache sets, and a block of them then drives itself out.
@@ -77,15 +76,16 @@ struct Arena {
     }
 };
 
-template <class C> Operand fetch(const Rows& x, bool copy, int64_t batch, int64_t head, int64_t first, int64_t n,
-                                 int64_t width, C* buffer) {
-    const Operand in_place =
-        Operand{x.data + (batch * x.batch + head * x.head) * int64_t(size_of(x.type)), x.type, x.row}.from(first);
-    if (!copy) return in_place;
+LIMELIGHT_INLINE Operand in_place(const Rows& x, int64_t batch, int64_t head) {
+    return {x.data + (batch * x.batch + head * x.head) * int64_t(size_of(x.type)), x.type, x.row};
+}
+
+// n rows of `width` in the compute type, one after the other.
+template <class C> Operand copy(const Operand& x, int64_t n, int64_t width, C* buffer) {
     const auto convert = [&](auto e) {
         using E = decltype(e);
         for (int64_t j = 0; j < n; ++j) {
-            const E* from = in_place.lines<E>().row(j);
+            const E* from = x.lines<E>().row(j);
             C* to = buffer + j * width;
             for (int64_t d = 0; d < width; ++d) to[d] = C(widen(from[d]));
         }
@@ -199,6 +199,7 @@ template <class C> void attend_task(const Problem& p, const Cut& c, const Task& 
         x.vectors = int(b - a);
         x.row_count = int(least(b * W, c.rows) - a * W);
         x.few = few;
+        x.near = near(p);
         x.rows = row + a * W - first_row;
         x.q = arena.take<C>(x.lanes() * p.D);
         x.o = arena.take<C>(x.lanes() * p.Dv);
@@ -215,7 +216,9 @@ template <class C> void attend_task(const Problem& p, const Cut& c, const Task& 
     C* v_buffer = arena.take<C>(kBlock * p.Dv);
     C* spare = arena.take<C>(logits_scratch(p, kMaxLanes<C>));
     const int64_t kv = c.grouped || c.group == 1 ? t.unit : t.unit / c.group;
-    const int64_t step = few ? few_step(p) : kBlock;
+    const Operand keys = in_place(p.k, t.batch, kv), values = in_place(p.v, t.batch, kv);
+    const bool copy_k = copied<C>(p.k, few), copy_v = copied<C>(p.v, few);
+    const int64_t step = !few ? kBlock : strips[0].near ? kFewBlock : kFewStream;
 
     for (Range run{t.begin, t.begin};;) {
         run = next_run(row, int(rows), p.spans.count, run.end, t.end);
@@ -223,8 +226,9 @@ template <class C> void attend_task(const Problem& p, const Cut& c, const Task& 
         for (int64_t j = run.begin; j < run.end; j += step) {
             const Range block{j, least(j + step, run.end)};
             const int64_t n = block.end - block.begin;
-            const Operand k = fetch(p.k, copied<C>(p.k, few), t.batch, kv, j, n, p.D, k_buffer);
-            const Operand v = fetch(p.v, copied<C>(p.v, few), t.batch, kv, j, n, p.Dv, v_buffer);
+            Operand k = keys.from(j), v = values.from(j);
+            if (copy_k) k = copy(k, n, p.D, k_buffer);
+            if (copy_v) v = copy(v, n, p.Dv, v_buffer);
             for (int64_t i = 0; i < t.strips; ++i) {
                 const Strip<C>& x = strips[i];
                 const Visible seen = visible(x.rows, x.row_count, p.spans.count, block);

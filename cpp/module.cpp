@@ -1,10 +1,12 @@
 // The extension module: addresses and strides in, nothing of PyTorch.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <optional>
 
 #include "forward.h"
 
@@ -19,8 +21,17 @@ using Keys = std::array<int64_t, 3>;   // data, stride of batch, spans a query
 
 char* address(int64_t p) { return reinterpret_cast<char*>(p); }
 Rows rows(int64_t data, int type, const Strides& s) { return {address(data), Type(type), s[0], s[1], s[2]}; }
-Grid grid(const Dense& t) { return {address(t[0]), Type(t[1]), t[2], t[3], t[4], t[5]}; }
-Spans spans(const Keys& t) { return {reinterpret_cast<const int32_t*>(t[0]), t[1], t[2]}; }
+Grid grid(const std::optional<Dense>& g) {
+    if (!g) return {};
+    const auto [data, type, batch, head, row, col] = *g;
+    return {address(data), Type(type), batch, head, row, col};
+}
+
+Spans spans(const std::optional<Keys>& s) {
+    if (!s) return {};
+    const auto [data, batch, count] = *s;
+    return {reinterpret_cast<const int32_t*>(data), batch, count};
+}
 
 }  // namespace
 
@@ -31,8 +42,8 @@ NB_MODULE(_native, m) {
     m.def(
         "forward",
         [](std::array<int64_t, 6> sizes, int64_t Dv, int type, int v_type, int64_t q, Strides q_strides, int64_t k,
-           Strides k_strides, int64_t v, Strides v_strides, int64_t out, Strides out_strides, int64_t lse, Keys allowed,
-           Dense mask, Dense bias, int64_t slopes, int64_t offsets, int64_t sink, double scale, double softcap,
+           Strides k_strides, int64_t v, Strides v_strides, int64_t out, Strides out_strides, int64_t lse,
+           std::optional<Keys> allowed, std::optional<Dense> mask, std::optional<Dense> bias, int64_t slopes, int64_t offsets, int64_t sink, double scale, double softcap,
            double temperature, int threads) {
             const auto [B, Hq, Hkv, N, M, D] = sizes;
             const Problem p{B, Hq, Hkv, N, M, D, Dv,
@@ -44,12 +55,12 @@ NB_MODULE(_native, m) {
         },
         nb::arg("sizes"), nb::arg("Dv"), nb::arg("type"), nb::arg("v_type"), nb::arg("q"), nb::arg("q_strides"),
         nb::arg("k"), nb::arg("k_strides"), nb::arg("v"), nb::arg("v_strides"), nb::arg("out"), nb::arg("out_strides"),
-        nb::arg("lse"), nb::arg("spans"), nb::arg("mask"), nb::arg("bias"), nb::arg("slopes"), nb::arg("offsets"),
+        nb::arg("lse"), nb::arg("spans").none(), nb::arg("mask").none(), nb::arg("bias").none(), nb::arg("slopes"), nb::arg("offsets"),
         nb::arg("sink"), nb::arg("scale"), nb::arg("softcap"), nb::arg("temperature"), nb::arg("threads"),
         "Writes softmax(logits / temperature) @ v to `out`, and the log-sum-exp of each row to `lse`.\n\n"
         "`sizes` is (B, Hq, Hkv, N, M, D). Tensors are addresses with strides in elements (bytes for a boolean\n"
         "mask); a mask or bias is (address, type, strides), spans are (address, stride of batch, spans a query).\n"
-        "Address 0 means absent.");
+        "Address 0 and None mean absent.");
 
     m.def("isa", &isa, "The instruction set in use.");
     m.def("available_isas", &available_isas, "The instruction sets that this machine has, the best last.");

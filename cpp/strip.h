@@ -25,7 +25,8 @@ struct Operand {
 
 template <class C> struct Strip {
     int vectors, row_count;
-    bool few;  // features in the lanes: q and o are (row, feature), otherwise (feature, lane)
+    bool few;   // features in the lanes: q and o are (row, feature), otherwise (feature, lane)
+    bool near;  // K and V lie in a cache
     const Row* rows;
     C *q, *o, *m, *l;
 
@@ -123,7 +124,7 @@ void attend_lanes(const Strip<C>& x, const Operand& k, const Operand& v, const B
     else
         with_element<C>(k.type, [&](auto e) {
             using E = decltype(e);
-            few_scores<C, E>(x.q, k.lines<E>(), p.D, b.n, x.row_count, b.s);
+            few_scores<C, E>(x.q, k.lines<E>(), p.D, b.n, x.row_count, b.s, x.near);
         });
     if (!raw) {
         to_logits(b, partial, scratch);

@@ -19,8 +19,6 @@ from limelight.biases import LoweredBias
 from limelight.problem import Problem, SlowPathWarning
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-_NO_SPANS = (0, 0, 0)
-_NO_GRID = (0, 0, 0, 0, 0, 0)
 
 
 def forward(p: Problem, v: Tensor, want_lse: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -67,9 +65,9 @@ def forward(p: Problem, v: Tensor, want_lse: bool = False) -> tuple[Tensor, Tens
         out.data_ptr(),
         out_strides,
         0 if lse is None else lse.data_ptr(),
-        _NO_SPANS if spans is None else _spans(spans, p),
-        _NO_GRID if mask is None else _grid(mask, p),
-        _NO_GRID if bias is None else _grid(bias, p),
+        None if spans is None else _spans(spans, p),
+        None if mask is None else _grid(mask, p),
+        None if bias is None else _grid(bias, p),
         0 if slopes is None else slopes.data_ptr(),
         0 if offsets is None else offsets.data_ptr(),
         0 if sink is None else sink.data_ptr(),

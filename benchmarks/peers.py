@@ -50,8 +50,12 @@ def _graph(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Any:
     )
     shape = [B, N, H * D]
     inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in ("q", "k", "v")]
-    graph = helper.make_graph([node], "attention", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)])
+    graph = helper.make_graph(
+        [node], "attention", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)]
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    )
     model.ir_version = 8
     return model
 

@@ -8,6 +8,7 @@
 #include "exp.h"
 #include "half.h"
 #include "spans.h"
+#include "tile.h"
 #include "transpose.h"
 
 namespace limelight::LIMELIGHT_ISA {
@@ -44,20 +45,26 @@ template <class C> void cap(const Block<C>& b) {
         store(b.s + i, outside * tanh(load(b.s + i) * inside));
 }
 
-// s −= slope · |position − key|
-template <class C> void add_slopes(const Block<C>& b, C unit, C* scratch) {
-    C *slope = scratch, *ahead = scratch + b.lanes;  // ahead: position − first key
+// The slopes of a strip's heads, and where its rows stand from the block's first key.
+template <class C> Tilt<C> tilt(const Block<C>& b, C* scratch) {
+    if (!b.p.slopes) return {nullptr, nullptr};
+    C *slope = scratch, *ahead = scratch + b.lanes;
+    const C unit = kLog2e<C> / C(b.p.temperature);
     const C* slopes = reinterpret_cast<const C*>(b.p.slopes);
     for (int r = 0; r < b.lanes; ++r) {
         const Row& row = b.rows[least(r, b.row_count - 1)];
         slope[r] = -slopes[row.head] * unit;
         ahead[r] = C(row.position - b.first);
     }
-    for (int r = 0; r < b.lanes; r += kWidth<C>) {
-        const Vec<C> a = load(ahead + r), slope_r = load(slope + r);
-        C* s = b.s + r;
-        for (int64_t j = 0; j < b.n; ++j, s += b.lanes) store(s, load(s) + slope_r * magnitude<C>(a - C(j)));
-    }
+    return {slope, ahead};
+}
+
+template <class C> void add_tilt(const Block<C>& b, Tilt<C> t) {
+    for (int64_t j = 0; j < b.n; ++j)
+        for (int r = 0; r < b.lanes; r += kWidth<C>) {
+            C* s = b.s + j * b.lanes + r;
+            store(s, load(s) + t.at(r, j));
+        }
 }
 
 // s += offset[position − key]: the lanes of a strip of consecutive queries read consecutive offsets.
@@ -149,15 +156,14 @@ inline int64_t logits_scratch(const Problem& p, int lanes) {
     return 2 * most(most(p.spans.count, 1), dense ? kBlock : 0) * lanes;
 }
 
-// Whether a score needs anything but its scaling, which the queries already carry.
-inline bool plain(const Problem& p) {
-    return !p.softcap && !p.slopes && !p.offsets && !p.bias.data && !p.mask.data;
-}
+// Whether the products, tilted by slopes, are the logits already.
+inline bool plain(const Problem& p) { return !p.softcap && !p.offsets && !p.bias.data && !p.mask.data; }
 
-template <class C> void to_logits(const Block<C>& b, Range partial, C* scratch) {
+// Everything that the products do not have yet; `tilted` says that they have their slopes.
+template <class C> void to_logits(const Block<C>& b, bool tilted, Range partial, C* scratch) {
     const C unit = kLog2e<C> / C(b.p.temperature);
     if (b.p.softcap) cap(b);
-    if (b.p.slopes) add_slopes(b, unit, scratch);
+    if (b.p.slopes && !tilted) add_tilt(b, tilt(b, scratch));
     if (b.p.offsets) add_offsets(b);
     if (b.p.bias.data) switch (b.p.bias.type) {
         case Type::f32: add_dense<C, float>(b, unit, scratch); break;

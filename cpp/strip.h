@@ -118,16 +118,17 @@ void attend_lanes(const Strip<C>& x, const Operand& k, const Operand& v, const B
     const Problem& p = b.p;
     alignas(64) C decay[NV * kWidth<C>], top[NV * kWidth<C>];
     std::memcpy(top, x.m, sizeof top);
-    const bool raw = partial.empty() && plain(p);  // the products are the logits
+    const bool tilted = !x.few && !p.softcap;  // a softcap comes before the slopes
+    const bool raw = partial.empty() && plain(p) && (tilted || !p.slopes);  // the products are the logits
     if (!x.few)
-        all_scores<C, NV>(x.q, k.lines<C>().data, k.stride, p.D, b.n, b.s, top);
+        all_scores<C, NV>(x.q, k.lines<C>().data, k.stride, p.D, b.n, b.s, top, tilted ? tilt(b, scratch) : Tilt<C>{});
     else
         with_element<C>(k.type, [&](auto e) {
             using E = decltype(e);
             few_scores<C, E>(x.q, k.lines<E>(), p.D, b.n, x.row_count, b.s, x.near);
         });
     if (!raw) {
-        to_logits(b, partial, scratch);
+        to_logits(b, tilted, partial, scratch);
         std::memcpy(top, x.m, sizeof top);
     }
     if (!raw || x.few) maximum<C, NV>(b.s, b.n, top);

@@ -12,8 +12,20 @@ namespace limelight::LIMELIGHT_ISA {
 // Keys (or features) in a register tile beside NV vectors of queries and one broadcast number.
 template <int NV> constexpr int kTile = (LIMELIGHT_REGISTERS - 1 - NV) / NV < 12 ? (LIMELIGHT_REGISTERS - 1 - NV) / NV : 12;
 
+// A bias −slope · |position − key| for every lane, added while the scores are still in registers:
+// `slope` is negative and in their units, `ahead` is position − key for the first key.
+template <class C> struct Tilt {
+    const C *slope, *ahead;  // by lane; null for no bias
+
+    LIMELIGHT_INLINE Vec<C> at(int lane, int64_t key) const {
+        return load(slope + lane) * magnitude<C>(load(ahead + lane) - C(key));
+    }
+};
+
+// K keys from the block's key `first` on.
 template <class C, int K, int NV>
-LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_t D, C* s, C* top) {
+LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_t D, C* s, C* top, Tilt<C> tilt,
+                                  int64_t first) {
     constexpr int W = kWidth<C>;
     Vec<C> acc[K][NV] = {};
 #pragma GCC unroll 4
@@ -29,6 +41,9 @@ LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_
 #pragma GCC unroll 3
     for (int b = 0; b < NV; ++b) {
         Vec<C> t = load(top + b * W);
+        if (tilt.slope)
+#pragma GCC unroll 32
+            for (int a = 0; a < K; ++a) acc[a][b] += tilt.at(b * W, first + a);
 #pragma GCC unroll 32
         for (int a = 0; a < K; ++a) {
             store(s + (a * NV + b) * W, acc[a][b]);
@@ -64,13 +79,13 @@ LIMELIGHT_INLINE void tile_values(const C* p, const C* v, int64_t stride, int64_
 
 // The scores of n keys, and their maximum joined to `top`. Whole register tiles while they last, then halves, so that no number outside is ever read.
 template <class C, int NV, int K = kTile<NV>>
-void all_scores(const C* q, const C* k, int64_t stride, int64_t D, int64_t n, C* s, C* top) {
-    int64_t j = 0;
-    for (; j + K <= n; j += K)
-        tile_scores<C, K, NV>(q, k + j * stride, stride, D, s + j * NV * kWidth<C>, top);
+void all_scores(const C* q, const C* k, int64_t stride, int64_t D, int64_t n, C* s, C* top, Tilt<C> tilt,
+                int64_t first = 0) {
+    constexpr int lanes = NV * kWidth<C>;
+    int64_t j = first;
+    for (; j + K <= n; j += K) tile_scores<C, K, NV>(q, k + j * stride, stride, D, s + j * lanes, top, tilt, j);
     if constexpr (K > 1)
-        if (j < n)
-            all_scores<C, NV, (K + 1) / 2>(q, k + j * stride, stride, D, n - j, s + j * NV * kWidth<C>, top);
+        if (j < n) all_scores<C, NV, (K + 1) / 2>(q, k, stride, D, n, s, top, tilt, j);
 }
 
 template <class C, int NV, int K = kTile<NV>>

@@ -134,7 +134,7 @@ def best(calls: dict[str, Call], seconds: float) -> dict[str, float]:
 
 
 def limits(threads: int, dtype: torch.dtype = torch.float32) -> tuple[float, float]:
-    """This machine's multiply-add peak (flop/s) and read bandwidth (byte/s)."""
+    """The machine's multiply-add peak (flop/s) and read bandwidth (byte/s)."""
     return _native.peak_flops(threads, dtype == torch.float64), _native.read_bandwidth(threads)
 
 

@@ -46,7 +46,7 @@ def main() -> None:
     results = json.loads((HERE.parent / "benchmarks" / "forward.json").read_text())["results"]
     ratios = {r["case"]: r["ratio"] for r in results if r["threads"] == 1}
 
-    figure = plt.figure(figsize=(11, 4.6), dpi=130, layout="constrained")
+    figure = plt.figure(figsize=(11.5, 4.6), dpi=130, layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.25, 1))
     for axis, (name, mask) in zip(left.subplots(2, 2).flat, masks.items(), strict=True):
         A = ll.weights(q, k, mask=mask)
@@ -70,7 +70,7 @@ def main() -> None:
     axis.minorticks_off()
     axis.invert_yaxis()
     axis.spines[["top", "right"]].set_visible(False)
-    axis.set_xlabel("times as fast as PyTorch's SDPA, one CPU thread, log scale", fontsize=9)
+    axis.set_xlabel("times as fast as SDPA, one CPU thread (log scale)", fontsize=9)
     axis.tick_params(labelsize=9)
     right.suptitle("and what they cost", fontsize=11)
     figure.savefig(HERE / "attention.png")

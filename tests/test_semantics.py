@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -268,6 +271,20 @@ def test_instruction_sets_agree(isa: str) -> None:
 def test_a_missing_instruction_set_is_named() -> None:
     with pytest.raises(ValueError, match=r"'sse9' is not one of this machine's: baseline"):
         _native.set_isa("sse9")
+
+
+def test_the_environment_forces_an_instruction_set() -> None:
+    code = "import torch, limelight as ll; from limelight.backends import _native\n"
+    code += "x = torch.ones(1, 1, 2, 2); ll.attention(x, x, x); print(_native.isa())"
+    for name in _native.available_isas():
+        run = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "LIMELIGHT_ISA": name}, capture_output=True, text=True
+        )
+        assert run.stdout.strip() == name
+    wrong = {**os.environ, "LIMELIGHT_ISA": "mmx"}
+    run = subprocess.run([sys.executable, "-c", code], env=wrong, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert "'mmx' is not one of this machine's: baseline" in run.stderr
 
 
 def test_weights_is_attention() -> None:

@@ -54,7 +54,7 @@ inline size_t size_of(Type t) { return t == Type::f64 ? 8 : t == Type::f32 ? 4 :
 // Keys are walked in blocks of this many; the scores of one block stay in the nearest cache.
 constexpr int64_t kBlock = 128;
 
-// A piece of the work: `rows` query rows of one unit against the keys [begin, end).
+// A piece of the work: some strips of query rows of one unit against the keys [begin, end).
 struct Task {
     int64_t batch, unit;        // unit: a query head, or a key head where its group is flattened
     int64_t strip, strips;      // which strips of the unit's rows

@@ -1,4 +1,4 @@
-"""What DESIGN fixes beside the numbers: empty rows, NaN, strides, batch axes, threads."""
+"""What holds beside the numbers: empty rows, NaN, strides, batch axes, threads, backends."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from limelight.masks import common_lead, dense_lead, fit_dense, positions
+from limelight.masks import positions
+from limelight.shapes import common_lead, dense_lead, fit_dense
 
 
 class LoweredBias(NamedTuple):

@@ -20,7 +20,6 @@ Causal() & Window(2), 9 queries × 9 keys
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -30,7 +29,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Spans = NDArray[np.int32]  # (batch or 1, N, count, 2): sorted, disjoint, half-open; empty ones last
+from limelight.shapes import common_lead, dense_lead, fit_dense
+from limelight.spans import Spans, intersection, runs_of, union
 
 
 class Lowered(NamedTuple):
@@ -340,7 +340,7 @@ class Documents(Mask):
     def lower(self, N: int, M: int) -> Lowered:
         queries, keys, present = (x.cpu().numpy() for x in self._sides(N, M))
         batch = max(queries.shape[0], keys.shape[0])
-        rows = [_runs_of(queries[b % queries.shape[0]], keys[b % keys.shape[0]], present, M) for b in range(batch)]
+        rows = [runs_of(queries[b % queries.shape[0]], keys[b % keys.shape[0]], present, M) for b in range(batch)]
         count = max((r.shape[1] for r in rows), default=1)
         spans = np.full((batch, N, count, 2), M, dtype=np.int32)
         for b, r in enumerate(rows):
@@ -362,9 +362,6 @@ class Documents(Mask):
         return M if self._queries is None else self._queries.shape[-1], M
 
 
-_MOST_RUNS = 64
-
-
 def _id_rows(name: str, ids: Sequence[int] | Tensor) -> Tensor:
     tensor = ids if isinstance(ids, Tensor) else torch.as_tensor(ids)
     if tensor.is_floating_point() or tensor.is_complex():
@@ -372,30 +369,6 @@ def _id_rows(name: str, ids: Sequence[int] | Tensor) -> Tensor:
     if tensor.ndim == 0:
         raise ValueError(f"Documents: {name} must be (keys,) or (batch, keys), not a single number")
     return tensor.detach().reshape(-1, tensor.shape[-1])
-
-
-def _runs_of(queries: NDArray[np.int64], keys: NDArray[np.int64], present: NDArray[np.bool_], M: int) -> Spans:
-    """For every query the runs of keys that have its id: ``(N, count, 2)``."""
-    if M == 0 or queries.size == 0:
-        return np.full((queries.size, 1, 2), M, dtype=np.int32)
-    begins = np.concatenate([[0], np.flatnonzero(keys[1:] != keys[:-1]) + 1])
-    ends = np.append(begins[1:], M)
-    order = np.argsort(keys[begins], kind="stable")  # runs of one id side by side, in order of position
-    ids = keys[begins][order]
-    low, high = np.searchsorted(ids, queries, "left"), np.searchsorted(ids, queries, "right")
-    count = max(int((high - low).max()), 1)
-    if count > _MOST_RUNS:
-        raise ValueError(
-            f"Documents: the tokens of one document stand in {count} separate runs; sort the tokens so that each "
-            "document is together, or use Dense(queries[:, None] == keys[None, :])"
-        )
-    spans = np.full((queries.size, count, 2), M, dtype=np.int32)
-    for c in range(count):
-        has = (low + c < high) & present
-        run = order[np.minimum(low + c, len(order) - 1)]
-        spans[has, c, 0] = begins[run[has]]
-        spans[has, c, 1] = ends[run[has]]
-    return spans
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -429,32 +402,6 @@ class Dense(Mask):
 
     def _extent(self) -> tuple[int, int]:
         return self.tensor.shape[-2], self.tensor.shape[-1]
-
-
-def fit_dense(name: str, tensor: Tensor, N: int, M: int) -> Tensor:
-    """``tensor`` as ``(…, N, M)`` with at most two leading axes, or an error that says what clashes."""
-    rows, cols = (1, 1, *tensor.shape)[-2:]
-    if rows not in (1, N) or cols not in (1, M):
-        raise ValueError(
-            f"{name}: shape {tuple(tensor.shape)} does not fit {N} queries × {M} keys; "
-            f"its last two axes must be {N} (or 1) and {M} (or 1)"
-        )
-    if tensor.ndim > 4:
-        tensor = tensor.flatten(0, -4)
-    return tensor.expand(*tensor.shape[:-2], N, M)
-
-
-def dense_lead(tensor: Tensor) -> tuple[int, int]:
-    """The batch elements and heads of a tensor ``(…, N, M)``."""
-    *batch, heads = (1, *tensor.shape[:-2])
-    return math.prod(batch), heads
-
-
-def common_lead(text: str, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
-    """The batch elements and heads of a combination, or an error that says what clashes."""
-    if any(x != y and 1 not in (x, y) for x, y in zip(a, b, strict=True)):
-        raise ValueError(f"{text}: one side has (batch, heads) = {a} and the other {b}")
-    return (a[0] if b[0] == 1 else b[0]), (a[1] if b[1] == 1 else b[1])
 
 
 @dataclass(frozen=True, repr=False)
@@ -514,39 +461,6 @@ class Or(_Pair):
 
     def __repr__(self) -> str:
         return self._text("|", And)
-
-
-def intersection(a: Spans, b: Spans, M: int) -> Spans:
-    """The spans of keys that lie in a span of ``a`` and in a span of ``b``."""
-    begin = np.maximum(a[..., :, None, 0], b[..., None, :, 0])
-    end = np.minimum(a[..., :, None, 1], b[..., None, :, 1])
-    return _tidy(begin.reshape(*begin.shape[:2], -1), end.reshape(*end.shape[:2], -1), M)
-
-
-def union(a: Spans, b: Spans, M: int) -> Spans:
-    """The spans of keys that lie in a span of ``a`` or of ``b``."""
-    batch = max(a.shape[0], b.shape[0])
-    both = np.concatenate([np.broadcast_to(x, (batch, *x.shape[1:])) for x in (a, b)], axis=2)
-    both = _tidy(both[..., 0], both[..., 1], M)
-    begin, end = both[..., 0].copy(), both[..., 1].copy()
-    for c in range(1, begin.shape[2]):
-        meets = begin[..., c] <= end[..., c - 1]
-        begin[..., c] = np.where(meets, begin[..., c - 1], begin[..., c])
-        end[..., c] = np.where(meets, np.maximum(end[..., c - 1], end[..., c]), end[..., c])
-        end[..., c - 1] = np.where(meets, begin[..., c - 1], end[..., c - 1])
-    return _tidy(begin, end, M)
-
-
-def _tidy(begin: NDArray[np.int32], end: NDArray[np.int32], M: int) -> Spans:
-    """Sorts by begin, puts the empty spans last and drops the columns in which all are empty."""
-    empty = begin >= end
-    spans: Spans = np.stack([np.where(empty, M, begin), np.where(empty, M, end)], axis=-1).astype(np.int32)
-    if spans.shape[2] > 1:
-        order = np.argsort(spans[..., 0], axis=2, kind="stable")
-        spans = np.take_along_axis(spans, order[..., None], axis=2)
-        count = max(int((spans[..., 0] < spans[..., 1]).sum(axis=2).max(initial=1)), 1)
-        spans = spans[:, :, :count]
-    return np.ascontiguousarray(spans)
 
 
 _CELLS = 24

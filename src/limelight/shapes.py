@@ -1,0 +1,33 @@
+"""How the tensors of masks and biases fit a matrix of queries and keys."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+
+def fit_dense(name: str, tensor: Tensor, N: int, M: int) -> Tensor:
+    """``tensor`` as ``(…, N, M)`` with at most two leading axes, or an error that says what clashes."""
+    rows, cols = (1, 1, *tensor.shape)[-2:]
+    if rows not in (1, N) or cols not in (1, M):
+        raise ValueError(
+            f"{name}: shape {tuple(tensor.shape)} does not fit {N} queries × {M} keys; "
+            f"its last two axes must be {N} (or 1) and {M} (or 1)"
+        )
+    if tensor.ndim > 4:
+        tensor = tensor.flatten(0, -4)
+    return tensor.expand(*tensor.shape[:-2], N, M)
+
+
+def dense_lead(tensor: Tensor) -> tuple[int, int]:
+    """The batch elements and heads of a tensor ``(…, N, M)``."""
+    *batch, heads = (1, *tensor.shape[:-2])
+    return math.prod(batch), heads
+
+
+def common_lead(text: str, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    """The batch elements and heads of a combination, or an error that says what clashes."""
+    if any(x != y and 1 not in (x, y) for x, y in zip(a, b, strict=True)):
+        raise ValueError(f"{text}: one side has (batch, heads) = {a} and the other {b}")
+    return (a[0] if b[0] == 1 else b[0]), (a[1] if b[1] == 1 else b[1])

@@ -48,6 +48,7 @@ template <class C> Cut cut(const Problem& p) {
     c.even = c.strips > 1 && c.vectors % 3 == 1;
     const bool few = is_few<C>(c);
     c.together = !few && (copied<C>(p.k, few) || copied<C>(p.v, few)) ? kTogether : 1;
+    // With few tasks, smaller ones keep all threads busy to the end.
     if (p.B * c.units * ceil_div(c.strips, c.together) < 128) c.together = ceil_div(c.together, 2);
     // Few tasks are cut along the keys too.
     const int64_t tasks = p.B * c.units * ceil_div(c.strips, c.together);

@@ -114,19 +114,12 @@ _STEPS = ("q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weig
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Steps):
     """The steps of one attention call; ``print`` shows them as tables."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    scores: Tensor
-    scaled: Tensor
-    capped: Tensor
-    biased: Tensor
-    masked: Tensor
-    weights: Tensor
-    output: Tensor
     queries: Sequence[str]
     keys: Sequence[str]
     shown: Sequence[str]  # the names of the steps that did something
@@ -167,16 +160,19 @@ def trace(
     N, M = q.shape[-2], k.shape[-2]
     queries, keys = _names(tokens, N, M)
     s = steps(p, values)
-    assert s.output is not None
     did = {"capped": p.softcap is not None, "biased": p.bias is not None, "masked": p.mask is not None}
 
     def shape(x: Tensor) -> Tensor:
         x = x.reshape(*p.lead, *x.shape[1:])
         return x[0] if plain else x
 
-    parts = (s.scores, s.scaled, s.capped, s.biased, s.masked, s.weights, s.output)
-    named = dict(zip(_STEPS, (shape(x) for x in (p.q, p.k, values, *parts)), strict=True))
-    return Trace(**named, queries=queries, keys=keys, shown=[n for n in _STEPS if did.get(n, True)])
+    tensors = {"q": p.q, "k": p.k, "v": values, **vars(s)}
+    return Trace(
+        **{name: shape(x) for name, x in tensors.items()},
+        queries=queries,
+        keys=keys,
+        shown=[name for name in _STEPS if did.get(name, True)],
+    )
 
 
 def _names(tokens: Any, N: int, M: int) -> tuple[Sequence[str], Sequence[str]]:

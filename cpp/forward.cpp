@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "kernels.h"
+#include "pages.h"
 #include "pool.h"
 
 namespace limelight {
@@ -42,21 +43,6 @@ std::atomic<const Kernels*> chosen{nullptr};
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A large output is fresh memory, whose first touch costs a page fault for every page: ask for large ones.
-void ask_for_large_pages([[maybe_unused]] const Problem& p) {
-#if defined(__linux__)
-    constexpr uintptr_t page = 2 << 20;
-    const Rows& o = p.out;
-    const int64_t last = (p.B - 1) * o.batch + (p.Hq - 1) * o.head + (p.N - 1) * o.row + p.Dv;
-    const uintptr_t begin = (reinterpret_cast<uintptr_t>(o.data) + page - 1) / page * page;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(o.data) + last * size_of(o.type)) / page * page;
-    if (begin < end && end - begin >= 2 * page) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#endif
-}
-
-// Waking a thread costs more than a few microseconds of work saves.
-constexpr double kWorthAThread = 1e6;
-
 }  // namespace
 
 const Kernels& kernels() {
@@ -77,10 +63,21 @@ std::string isa() { return kernels().name; }
 
 void set_isa(const std::string& name) { chosen = find(name); }
 
+void ask_for_large_pages([[maybe_unused]] const Rows& x, [[maybe_unused]] int64_t batch, [[maybe_unused]] int64_t heads,
+                         [[maybe_unused]] int64_t rows, [[maybe_unused]] int64_t width) {
+#if defined(__linux__)
+    constexpr uintptr_t page = 2 << 20;
+    const int64_t last = (batch - 1) * x.batch + (heads - 1) * x.head + (rows - 1) * x.row + width;
+    const uintptr_t begin = (reinterpret_cast<uintptr_t>(x.data) + page - 1) / page * page;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(x.data) + last * size_of(x.type)) / page * page;
+    if (begin < end && end - begin >= 2 * page) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
 void forward(const Problem& p, int threads) {
     const Kernels& k = kernels();
     const Cut cut = k.cut(p);
-    ask_for_large_pages(p);
+    ask_for_large_pages(p.out, p.B, p.Hq, p.N, p.Dv);
     const size_t partial = cut.chunks > 1 ? k.partial(p, cut) : 0;
     const std::unique_ptr<char[]> partials(partial ? new char[partial * p.B * cut.units * cut.chunks] : nullptr);
     const int64_t pieces = ceil_div(cut.strips, cut.together);  // of a unit's rows

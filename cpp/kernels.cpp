@@ -1,15 +1,12 @@
 // Attention for one task, compiled once for each instruction set.
 #include "kernels.h"
 
+#include "gradient.h"
 #include "limits.h"
 #include "strip.h"
 
 namespace limelight {
 namespace LIMELIGHT_ISA {
-
-template <class C> constexpr Type kType = sizeof(C) == 8 ? Type::f64 : Type::f32;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The first vector of a strip.
 int64_t strip_begin(const Cut& c, int64_t strip) {
@@ -28,9 +25,6 @@ constexpr int64_t kFewBlock = 32, kFewStream = 8;
 inline bool near(const Problem& p) {
     return p.B * p.Hkv * p.M * int64_t(p.D * size_of(p.k.type) + p.Dv * size_of(p.v.type)) <= 1 << 20;
 }
-
-// Rows that are far apart share few cache sets, and a block of them then drives itself out.
-constexpr int64_t kFarApart = 2048;
 
 template <class C> bool copied(const Rows& x, bool few) {
     if (few) return sizeof(C) == 8 ? x.type != Type::f64 : x.type == Type::f64;
@@ -67,54 +61,10 @@ template <class C> size_t scratch(const Problem& p, const Cut& c) {
     return c.together * (per_strip + 3 * 64) + shared + 6 * 64;
 }
 
-// Hands out aligned pieces of a thread's scratch memory.
-struct Arena {
-    char* next;
-    template <class T> T* take(int64_t n) {
-        T* piece = reinterpret_cast<T*>(next);
-        next += ceil_div(n * sizeof(T), 64) * 64;
-        return piece;
-    }
-};
-
-LIMELIGHT_INLINE Operand in_place(const Rows& x, int64_t batch, int64_t head) {
-    return {x.data + (batch * x.batch + head * x.head) * int64_t(size_of(x.type)), x.type, x.row};
-}
-
-// n rows of `width` in the compute type, one after the other.
-template <class C> Operand copy(const Operand& x, int64_t n, int64_t width, C* buffer) {
-    const auto convert = [&](auto e) {
-        using E = decltype(e);
-        for (int64_t j = 0; j < n; ++j) {
-            const E* from = x.lines<E>().row(j);
-            C* to = buffer + j * width;
-            for (int64_t d = 0; d < width; ++d) to[d] = C(widen(from[d]));
-        }
-    };
-    switch (x.type) {
-        case Type::f32: convert(float{}); break;
-        case Type::f64: convert(double{}); break;
-        case Type::bf16: convert(bf16{}); break;
-        case Type::f16: convert(f16{}); break;
-    }
-    return {reinterpret_cast<const char*>(buffer), kType<C>, width};
-}
-
-// Query rows carry the scale, and log₂e / temperature where no softcap comes between. Lanes without
-// a row repeat the last one.
 template <class C> void load_queries(const Problem& p, int64_t batch, const Strip<C>& x, C* rows) {
-    const C factor = p.softcap ? C(1) : C(p.scale / p.temperature) * kLog2e<C>;
-    if (x.few) rows = x.q;
-    with_element<C>(p.q.type, [&](auto e) {
-        using E = decltype(e);
-        for (int r = 0; r < (x.few ? x.row_count : x.lanes()); ++r) {
-            const Row& row = x.rows[least(r, x.row_count - 1)];
-            const E* from = reinterpret_cast<const E*>(p.q.data) + batch * p.q.batch + row.head * p.q.head +
-                            row.query * p.q.row;
-            for (int64_t d = 0; d < p.D; ++d) rows[r * p.D + d] = C(widen(from[d])) * factor;
-        }
-    });
-    if (!x.few) transpose(rows, p.D, x.lanes(), p.D, x.q, x.lanes());
+    if (x.few) return gather(p.q, batch, x.rows, x.row_count, x.row_count, p.D, query_factor<C>(p), x.q, p.D);
+    gather(p.q, batch, x.rows, x.row_count, x.lanes(), p.D, query_factor<C>(p), rows, p.D);
+    transpose(rows, p.D, x.lanes(), p.D, x.q, x.lanes());
 }
 
 // The last step of a row: the sink joins the sum, and o / l becomes the output.
@@ -134,34 +84,17 @@ template <class C> Ending<C> ending(const Problem& p, int64_t head, C m, C l) {
         l = l * grown + std::exp2(sink - top);
         m = top;
     }
-    return {false, grown / l, p.lse ? (m + std::log2(l)) / kLog2e<C> : C(0)};
+    return {false, grown / l * C(1 / (1 - p.dropout)), p.lse ? (m + std::log2(l)) / kLog2e<C> : C(0)};
 }
 
 template <class C>
 void write_row(const Problem& p, int64_t batch, const Row& row, const Ending<C>& end, const C* o) {
-    const auto put = [&](auto e) {
+    with_type(p.out.type, [&](auto e) {
         using E = decltype(e);
-        E* to = reinterpret_cast<E*>(const_cast<char*>(p.out.data)) + batch * p.out.batch + row.head * p.out.head +
-                row.query * p.out.row;
+        E* to = reinterpret_cast<E*>(address(p.out, batch, row.head, row.query));
         for (int64_t d = 0; d < p.Dv; ++d) to[d] = narrow<E>(end.nothing ? C(0) : o[d] * end.inverse);
-    };
-    switch (p.out.type) {
-        case Type::f32: put(float{}); break;
-        case Type::f64: put(double{}); break;
-        case Type::bf16: put(bf16{}); break;
-        case Type::f16: put(f16{}); break;
-    }
+    });
     if (p.lse) reinterpret_cast<C*>(p.lse)[(batch * p.Hq + row.head) * p.N + row.query] = end.lse;
-}
-
-Row row_of(const Problem& p, const Cut& c, int64_t batch, int64_t unit, int64_t r) {
-    Row row;
-    const int64_t member = c.grouped ? r / p.N : 0;
-    row.head = c.grouped ? unit * c.group + member : unit;
-    row.query = r - member * p.N;
-    row.position = p.M - p.N + row.query;
-    row.spans = p.spans.data ? p.spans.data + batch * p.spans.batch + row.query * p.spans.count * 2 : nullptr;
-    return row;
 }
 
 // Running sums of a row, when the keys are split: m, l, o.
@@ -186,12 +119,13 @@ template <class C> void finish(const Problem& p, const Task& t, const Strip<C>& 
 template <class C> void attend_task(const Problem& p, const Cut& c, const Task& t, char* memory) {
     constexpr int W = kWidth<C>;
     const bool few = is_few<C>(c);
-    Arena arena{memory};
+    Arena arena{reinterpret_cast<uintptr_t>(memory)};
     const int64_t first_row = strip_begin(c, t.strip) * W;
     const int64_t rows = least(strip_begin(c, t.strip + t.strips) * W, c.rows) - first_row;
     Row* row = arena.take<Row>(rows);
     C* turning = arena.take<C>(kMaxLanes<C> * most(p.D, p.Dv));
-    for (int64_t r = 0; r < rows; ++r) row[r] = row_of(p, c, t.batch, t.unit, first_row + r);
+    const int64_t head = c.grouped ? t.unit * c.group : t.unit;
+    for (int64_t r = 0; r < rows; ++r) row[r] = row_of(p, t.batch, head, first_row + r);
 
     Strip<C> strips[kTogether];
     for (int64_t i = 0; i < t.strips; ++i) {
@@ -228,8 +162,8 @@ template <class C> void attend_task(const Problem& p, const Cut& c, const Task& 
             const Range block{j, least(j + step, run.end)};
             const int64_t n = block.end - block.begin;
             Operand k = keys.from(j), v = values.from(j);
-            if (copy_k) k = copy(k, n, p.D, k_buffer);
-            if (copy_v) v = copy(v, n, p.Dv, v_buffer);
+            if (copy_k) k = copy(k, n, p.D, k_buffer, p.D);
+            if (copy_v) v = copy(v, n, p.Dv, v_buffer, p.Dv);
             for (int64_t i = 0; i < t.strips; ++i) {
                 const Strip<C>& x = strips[i];
                 const Visible seen = visible(x.rows, x.row_count, p.spans.count, block);
@@ -257,7 +191,7 @@ template <class C> void join_rows(const Problem& p, const Cut& c, int64_t batch,
             const C share = std::exp2(part[0] - safe);
             for (int64_t d = 1; d < width; ++d) total[d] = (i ? total[d] : C(0)) + part[d] * share;
         }
-        const Row row = row_of(p, c, batch, unit, r);
+        const Row row = row_of(p, batch, c.grouped ? unit * c.group : unit, r);
         write_row(p, batch, row, ending(p, row.head, top, total[1]), total + 2);
     }
 }
@@ -274,6 +208,16 @@ void join_any(const Problem& p, const Cut& c, int64_t batch, int64_t unit, const
     p.wide() ? join_rows<double>(p, c, batch, unit, partial) : join_rows<float>(p, c, batch, unit, partial);
 }
 
+size_t gradient_scratch_any(const Problem& p, const Gradients& g) {
+    Arena arena{0};
+    p.wide() ? void(lay_out<double>(p, g, arena)) : void(lay_out<float>(p, g, arena));
+    return arena.next;
+}
+void differentiate_any(const Problem& p, const Gradients& g, const Square& task, char* scratch) {
+    p.wide() ? differentiate<double>(p, g, task, scratch) : differentiate<float>(p, g, task, scratch);
+}
+int64_t visitors_any(const Problem& p) { return kVisitors * (p.wide() ? kMaxLanes<double> : kMaxLanes<float>); }
+
 double spin_any(int64_t rounds, bool wide) { return wide ? spin<double>(rounds) : spin<float>(rounds); }
 
 }  // namespace LIMELIGHT_ISA
@@ -286,7 +230,8 @@ double spin_any(int64_t rounds, bool wide) { return wide ? spin<double>(rounds) 
 const Kernels LIMELIGHT_NAME(LIMELIGHT_ISA) = {
     LIMELIGHT_TEXT(LIMELIGHT_ISA),  LIMELIGHT_ISA::cut_any,    LIMELIGHT_ISA::scratch_any,
     LIMELIGHT_ISA::partial_any,     LIMELIGHT_ISA::attend_any, LIMELIGHT_ISA::join_any,
-    LIMELIGHT_ISA::spin_any,        LIMELIGHT_ISA::read_all,
+    LIMELIGHT_ISA::visitors_any,    LIMELIGHT_ISA::gradient_scratch_any,
+    LIMELIGHT_ISA::differentiate_any, LIMELIGHT_ISA::spin_any, LIMELIGHT_ISA::read_all,
 };
 
 }  // namespace limelight

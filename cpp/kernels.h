@@ -28,6 +28,9 @@ struct Kernels {
     void (*attend)(const Problem&, const Cut&, const Task&, char* scratch);
     // Joins the running sums of the chunks of one unit, whose first lies at `partial`.
     void (*join)(const Problem&, const Cut&, int64_t batch, int64_t unit, const char* partial);
+    int64_t (*visitors)(const Problem&);  // rows that the gradient takes together
+    size_t (*gradient_scratch)(const Problem&, const Gradients&);
+    void (*differentiate)(const Problem&, const Gradients&, const Square&, char* scratch);
     // For measuring the machine.
     double (*spin)(int64_t rounds, bool wide);
     float (*read)(const float* data, int64_t n);

@@ -6,10 +6,8 @@
 #pragma once
 
 #include "exp.h"
-#include "half.h"
-#include "spans.h"
+#include "rows.h"
 #include "tile.h"
-#include "transpose.h"
 
 namespace limelight::LIMELIGHT_ISA {
 
@@ -20,6 +18,7 @@ template <class C> struct Block {
     int row_count, lanes;
     int64_t batch, first, n;
     C* s;
+    C* steepness = nullptr;  // where the softcap's derivative goes, if anybody asks
 
     // The strip's rows are consecutive queries of one head and fill every lane.
     bool consecutive() const {
@@ -29,6 +28,11 @@ template <class C> struct Block {
 };
 
 template <class C> constexpr C kLog2e = C(1.4426950408889634074);
+
+// Query rows carry the scale, and log₂e / temperature where no softcap comes between.
+template <class C> C query_factor(const Problem& p) {
+    return p.softcap ? C(1) : C(p.scale / p.temperature) * kLog2e<C>;
+}
 
 // x · unit, in which no finite bias becomes infinite: the lowest number of a type is a usual way to
 // write "hardly ever", and a row of nothing else still has weights.
@@ -41,8 +45,11 @@ template <class C> LIMELIGHT_INLINE C in_units(C x, C unit) {
 template <class C> void cap(const Block<C>& b) {
     const C inside = C(b.p.scale / b.p.softcap);
     const C outside = C(b.p.softcap / b.p.temperature) * kLog2e<C>;
-    for (int64_t i = 0; i < b.n * b.lanes; i += kWidth<C>)
-        store(b.s + i, outside * tanh(load(b.s + i) * inside));
+    for (int64_t i = 0; i < b.n * b.lanes; i += kWidth<C>) {
+        const Vec<C> t = tanh(load(b.s + i) * inside);
+        store(b.s + i, outside * t);
+        if (b.steepness) store(b.steepness + i, inside * outside * (C(1) - t * t));
+    }
 }
 
 // The slopes of a strip's heads, and where its rows stand from the block's first key.
@@ -165,12 +172,7 @@ template <class C> void to_logits(const Block<C>& b, bool tilted, Range partial,
     if (b.p.softcap) cap(b);
     if (b.p.slopes && !tilted) add_tilt(b, tilt(b, scratch));
     if (b.p.offsets) add_offsets(b);
-    if (b.p.bias.data) switch (b.p.bias.type) {
-        case Type::f32: add_dense<C, float>(b, unit, scratch); break;
-        case Type::f64: add_dense<C, double>(b, unit, scratch); break;
-        case Type::bf16: add_dense<C, bf16>(b, unit, scratch); break;
-        case Type::f16: add_dense<C, f16>(b, unit, scratch); break;
-    }
+    if (b.p.bias.data) with_type(b.p.bias.type, [&](auto e) { add_dense<C, decltype(e)>(b, unit, scratch); });
     if (b.p.mask.data) mask_dense(b, scratch);
     if (!partial.empty()) mask_spans(b, partial, scratch);
 }

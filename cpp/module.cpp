@@ -3,11 +3,14 @@
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
 #include <optional>
+#include <tuple>
 
+#include "backward.h"
 #include "forward.h"
 
 namespace nb = nanobind;
@@ -15,12 +18,28 @@ using namespace limelight;
 
 namespace {
 
-using Strides = std::array<int64_t, 4>;
-using Dense = std::array<int64_t, 6>;  // data, type, and strides of batch, head, row, key
-using Keys = std::array<int64_t, 3>;   // data, stride of batch, spans a query
+// Addresses and the tuples that tensors give: objects for them would cost more than a small call.
+using Address = int64_t;                // 0: absent
+using Strides = std::array<int64_t, 4>;  // in elements
+using Dense = std::array<int64_t, 6>;    // data, type, and strides of batch, head, row, key
+using Keys = std::array<int64_t, 3>;     // data, stride of batch, spans a query
 
-char* address(int64_t p) { return reinterpret_cast<char*>(p); }
-Rows rows(int64_t data, int type, const Strides& s) { return {address(data), Type(type), s[0], s[1], s[2]}; }
+using ProblemTuple = std::tuple<
+    std::array<int64_t, 6>, int64_t, int, int,                  // (B, Hq, Hkv, N, M, D), Dv, types of q and v
+    Address, Strides, Address, Strides, Address, Strides,       // q, k, v
+    Address, Strides, Address,                                  // out, lse
+    std::optional<Keys>, std::optional<Dense>, std::optional<Dense>,  // spans, mask, bias
+    Address, Address, Address,                                  // slopes, offsets, sink
+    double, double, double, double, uint64_t>;                  // scale, softcap, temperature, dropout, seed
+
+using GradientsTuple = std::tuple<
+    int, Address, Strides, Address,                        // type of dout, dout, dlse
+    Address, Strides, Address, Strides, Address, Strides,  // dq, dk, dv
+    std::optional<Dense>, Address, Address, Address, Address>;  // bias, offsets, slopes, heat, delta
+
+char* address(Address p) { return reinterpret_cast<char*>(p); }
+Rows rows(Address data, int type, const Strides& s) { return {address(data), Type(type), s[0], s[1], s[2]}; }
+
 Grid grid(const std::optional<Dense>& g) {
     if (!g) return {};
     const auto [data, type, batch, head, row, col] = *g;
@@ -33,34 +52,56 @@ Spans spans(const std::optional<Keys>& s) {
     return {reinterpret_cast<const int32_t*>(data), batch, count};
 }
 
+Problem problem(const ProblemTuple& t) {
+    const auto& [sizes, Dv, type, v_type, q, q_strides, k, k_strides, v, v_strides, out, out_strides, lse, allowed, mask,
+                 bias, slopes, offsets, sink, scale, softcap, temperature, dropout, seed] = t;
+    const auto [B, Hq, Hkv, N, M, D] = sizes;
+    return {B, Hq, Hkv, N, M, D, Dv,
+            rows(q, type, q_strides), rows(k, type, k_strides), rows(v, v_type, v_strides),
+            rows(out, v_type, out_strides), address(lse), spans(allowed), grid(mask), grid(bias),
+            address(slopes), address(offsets), address(sink), scale, softcap, temperature, dropout, seed};
+}
+
+Gradients gradients(const GradientsTuple& t, bool wide) {
+    const auto& [type, dout, dout_strides, dlse, dq, dq_strides, dk, dk_strides, dv, dv_strides, bias, offsets, slopes,
+                 heat, delta] = t;
+    const int computed = int(wide ? Type::f64 : Type::f32);
+    return {rows(dout, type, dout_strides), address(dlse), rows(dq, computed, dq_strides),
+            rows(dk, computed, dk_strides), rows(dv, computed, dv_strides), grid(bias), address(offsets),
+            address(slopes), address(heat), address(delta)};
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
     m.doc() = "Attention kernels on plain addresses; limelight.backends.native is their only caller.";
 
-    // Addresses and the tuples that tensors give: objects for them would cost more than a small call.
     m.def(
         "forward",
-        [](std::array<int64_t, 6> sizes, int64_t Dv, int type, int v_type, int64_t q, Strides q_strides, int64_t k,
-           Strides k_strides, int64_t v, Strides v_strides, int64_t out, Strides out_strides, int64_t lse,
-           std::optional<Keys> allowed, std::optional<Dense> mask, std::optional<Dense> bias, int64_t slopes, int64_t offsets, int64_t sink, double scale, double softcap,
-           double temperature, int threads) {
-            const auto [B, Hq, Hkv, N, M, D] = sizes;
-            const Problem p{B, Hq, Hkv, N, M, D, Dv,
-                            rows(q, type, q_strides), rows(k, type, k_strides), rows(v, v_type, v_strides),
-                            rows(out, v_type, out_strides), address(lse), spans(allowed), grid(mask), grid(bias),
-                            address(slopes), address(offsets), address(sink), scale, softcap, temperature};
+        [](const ProblemTuple& t, int threads) {
+            const Problem p = problem(t);
             nb::gil_scoped_release release;
             forward(p, threads);
         },
-        nb::arg("sizes"), nb::arg("Dv"), nb::arg("type"), nb::arg("v_type"), nb::arg("q"), nb::arg("q_strides"),
-        nb::arg("k"), nb::arg("k_strides"), nb::arg("v"), nb::arg("v_strides"), nb::arg("out"), nb::arg("out_strides"),
-        nb::arg("lse"), nb::arg("spans").none(), nb::arg("mask").none(), nb::arg("bias").none(), nb::arg("slopes"), nb::arg("offsets"),
-        nb::arg("sink"), nb::arg("scale"), nb::arg("softcap"), nb::arg("temperature"), nb::arg("threads"),
+        nb::arg("problem"), nb::arg("threads"),
         "Writes softmax(logits / temperature) @ v to `out`, and the log-sum-exp of each row to `lse`.\n\n"
-        "`sizes` is (B, Hq, Hkv, N, M, D). Tensors are addresses with strides in elements (bytes for a boolean\n"
-        "mask); a mask or bias is (address, type, strides), spans are (address, stride of batch, spans a query).\n"
+        "The problem is (sizes (B, Hq, Hkv, N, M, D), Dv, type of q and k, type of v, q, k, v and out each as\n"
+        "address and strides, lse, spans (address, stride of batch, spans a query), mask and bias (address, type,\n"
+        "strides), slopes, offsets, sink, scale, softcap, temperature, dropout, seed), with strides in elements.\n"
         "Address 0 and None mean absent.");
+
+    m.def(
+        "backward",
+        [](const ProblemTuple& t, const GradientsTuple& of, int threads) {
+            const Problem p = problem(t);
+            const Gradients g = gradients(of, p.wide());
+            nb::gil_scoped_release release;
+            backward(p, g, threads);
+        },
+        nb::arg("problem"), nb::arg("gradients"), nb::arg("threads"),
+        "Adds the gradients of a problem whose `out` and `lse` are known to memory that is zero at first.\n\n"
+        "They are (type of dout, dout and strides, dlse; dq, dk and dv each as address and strides; bias (address,\n"
+        "type, strides), offsets, slopes, heat, delta), all but dout in the compute type.");
 
     m.def("isa", &isa, "The instruction set in use.");
     m.def("available_isas", &available_isas, "The instruction sets that this machine has, the best last.");

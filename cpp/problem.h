@@ -45,8 +45,23 @@ struct Problem {
     const char* offsets;
     const char* sink;  // (Hq): one extra logit that takes weight and gives no value
     double scale, softcap, temperature;  // softcap 0: none
+    double dropout;                      // the share of weights that is removed
+    uint64_t seed;                       // of dropout
 
     bool wide() const { return q.type == Type::f64; }  // computed in double, otherwise in float
+};
+
+// Where the gradients of a problem go, whose `out` and `lse` are given then. What is written is in the
+// compute type and zero at first; null where it is not asked for.
+struct Gradients {
+    Rows dout;         // of the output
+    const char* dlse;  // of the log-sum-exp: (B, Hq, N) in the compute type, or null
+    Rows dq, dk, dv;
+    Grid bias;      // of a dense bias; broadcast axes are summed
+    char* offsets;  // (Hq, N + M − 1)
+    char* slopes;   // (Hq)
+    char* heat;     // (B, Hq, N): Σ over the keys of dx · x, where x = logits / temperature
+    char* delta;    // (B, Hq, N): Σ over the keys of P · dP, minus dlse
 };
 
 inline size_t size_of(Type t) { return t == Type::f64 ? 8 : t == Type::f32 ? 4 : 2; }
@@ -60,6 +75,14 @@ struct Task {
     int64_t strip, strips;      // which strips of the unit's rows
     int64_t begin, end;         // keys
     char* partial;              // where running sums go when the keys are split, or null
+};
+
+// A piece of the gradient's work: rows of the query heads of one key head, one head after the other,
+// against a range of keys.
+struct Square {
+    int64_t batch, head;  // of the keys
+    int64_t row_begin, row_end, key_begin, key_end;
+    char *offsets, *slopes;  // sums of its own, as in Gradients
 };
 
 }  // namespace limelight

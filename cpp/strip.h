@@ -4,24 +4,10 @@
 // new maximum m′ multiplies l and o by 2^(m − m′) first: the result is exact softmax in one pass.
 #pragma once
 
-#include "few.h"
-#include "logits.h"
-#include "tile.h"
+#include "dropout.h"
+#include "rows.h"
 
 namespace limelight::LIMELIGHT_ISA {
-
-template <class C> constexpr int kMaxLanes = 3 * kWidth<C>;
-
-// Rows of K or V where they lie, or a copy in the compute type.
-struct Operand {
-    const char* data;
-    Type type;
-    int64_t stride;
-
-    int64_t pitch() const { return stride * int64_t(size_of(type)); }  // in bytes
-    template <class E> Lines<E> lines() const { return {reinterpret_cast<const E*>(data), stride}; }
-    Operand from(int64_t j) const { return {data + j * pitch(), type, stride}; }
-};
 
 template <class C> struct Strip {
     int vectors, row_count;
@@ -32,16 +18,6 @@ template <class C> struct Strip {
 
     int lanes() const { return vectors * kWidth<C>; }
 };
-
-template <class C, class F> LIMELIGHT_INLINE void with_element(Type type, F&& f) {
-    if constexpr (sizeof(C) == 8) {
-        f(double{});
-    } else {
-        if (type == Type::bf16) f(bf16{});
-        else if (type == Type::f16) f(f16{});
-        else f(float{});
-    }
-}
 
 // top = max(top, s), lane by lane.
 template <class C, int NV> void maximum(const C* s, int64_t n, C* top) {
@@ -96,23 +72,6 @@ template <class C> void add_values_where_allowed(const Strip<C>& x, const Block<
     });
 }
 
-// 0 · x is 0 for every finite x and NaN for the others.
-template <class C> bool all_finite(const Operand& v, int64_t n, int64_t Dv) {
-    constexpr int W = kWidth<C>;
-    Vec<C> probe[2] = {};
-    C rest = 0;
-    with_element<C>(v.type, [&](auto e) {
-        using E = decltype(e);
-        for (int64_t j = 0; j < n; ++j) {
-            const E* row = v.lines<E>().row(j);
-            int64_t d = 0;
-            for (; d + W <= Dv; d += W) probe[d / W % 2] += load_as<C>(row + d) * C(0);
-            for (; d < Dv; ++d) rest += C(widen(row[d])) * C(0);
-        }
-    });
-    return sum<C>(probe[0] + probe[1]) + rest == C(0);
-}
-
 template <class C, int NV>
 void attend_lanes(const Strip<C>& x, const Operand& k, const Operand& v, const Block<C>& b, Range partial, C* scratch) {
     const Problem& p = b.p;
@@ -133,6 +92,7 @@ void attend_lanes(const Strip<C>& x, const Operand& k, const Operand& v, const B
     }
     if (!raw || x.few) maximum<C, NV>(b.s, b.n, top);
     exponentials<C, NV>(x, b.s, b.n, top, decay);
+    if (p.dropout) drop(b);
 
     if (p.mask.data) partial = {b.first, b.first + b.n};
     if (!partial.empty() && !all_finite<C>(v.from(partial.begin - b.first), partial.end - partial.begin, p.Dv))

@@ -40,16 +40,17 @@ LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_
     }
 #pragma GCC unroll 3
     for (int b = 0; b < NV; ++b) {
-        Vec<C> t = load(top + b * W);
         if (tilt.slope)
 #pragma GCC unroll 32
             for (int a = 0; a < K; ++a) acc[a][b] += tilt.at(b * W, first + a);
 #pragma GCC unroll 32
-        for (int a = 0; a < K; ++a) {
-            store(s + (a * NV + b) * W, acc[a][b]);
-            t = larger(acc[a][b], t);
+        for (int a = 0; a < K; ++a) store(s + (a * NV + b) * W, acc[a][b]);
+        if (top) {
+            Vec<C> t = load(top + b * W);
+#pragma GCC unroll 32
+            for (int a = 0; a < K; ++a) t = larger(acc[a][b], t);
+            store(top + b * W, t);
         }
-        store(top + b * W, t);
     }
 }
 
@@ -77,7 +78,8 @@ LIMELIGHT_INLINE void tile_values(const C* p, const C* v, int64_t stride, int64_
         for (int b = 0; b < NV; ++b) store(o + (a * NV + b) * W, acc[a][b]);
 }
 
-// The scores of n keys, and their maximum joined to `top`. Whole register tiles while they last, then halves, so that no number outside is ever read.
+// The scores of n keys, and their maximum joined to `top` unless that is null. Whole register tiles while
+// they last, then halves, so that no number outside is ever read.
 template <class C, int NV, int K = kTile<NV>>
 void all_scores(const C* q, const C* k, int64_t stride, int64_t D, int64_t n, C* s, C* top, Tilt<C> tilt,
                 int64_t first = 0) {

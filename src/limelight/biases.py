@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from limelight.masks import positions
-from limelight.shapes import common_lead, dense_lead, fit_dense
+from limelight.shapes import at, common_lead, dense_lead, fit_dense
 
 
 class LoweredBias(NamedTuple):
@@ -166,7 +166,8 @@ class Relative(Bias):
 
     def lower(self, N: int, M: int, dtype: torch.dtype | None = None) -> LoweredBias:
         distance = torch.arange(N - 1, -M, -1, device=self.table.device)  # of position - key = -(N - 1) … M - 1
-        return LoweredBias(None, self.table[:, self._column(distance)], None)
+        # An embedding, because its gradient is summed in one order whatever the threads; that of indexing is not.
+        return LoweredBias(None, torch.nn.functional.embedding(self._column(distance), self.table.T).T, None)
 
     def tensors(self) -> list[Tensor]:
         return [self.table]
@@ -222,7 +223,7 @@ class DenseBias(Bias):
             raise TypeError(f"DenseBias: needs a tensor of floats, not {got} (for a boolean mask use Dense)")
 
     def values(self, i: Tensor, j: Tensor, N: int, M: int, dtype: torch.dtype | None = None) -> Tensor:
-        return fit_dense("DenseBias", self.tensor, N, M)[..., i, j].to(i.device, dtype)
+        return at(fit_dense("DenseBias", self.tensor, N, M), i, j, N, M).to(i.device, dtype)
 
     def lower(self, N: int, M: int, dtype: torch.dtype | None = None) -> LoweredBias:
         return LoweredBias(None, None, fit_dense("DenseBias", self.tensor, N, M))
@@ -235,6 +236,28 @@ class DenseBias(Bias):
 
     def __repr__(self) -> str:
         return f"DenseBias(<{tuple(self.tensor.shape)}>)"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Offsets(Bias):
+    """A bias by distance in its lowered form: ``offsets[head, position - key + N - 1]``."""
+
+    offsets: Tensor  # (heads, N + M - 1)
+
+    def values(self, i: Tensor, j: Tensor, N: int, M: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self.offsets.to(i.device, dtype)[:, positions(i, N, M) - j + N - 1]
+
+    def lower(self, N: int, M: int, dtype: torch.dtype | None = None) -> LoweredBias:
+        return LoweredBias(None, self.offsets, None)
+
+    def tensors(self) -> list[Tensor]:
+        return [self.offsets]
+
+    def lead(self) -> tuple[int, int]:
+        return 1, self.offsets.shape[0]
+
+    def __repr__(self) -> str:
+        return f"Offsets(<{tuple(self.offsets.shape)}>)"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -10,7 +10,7 @@ from limelight.backends import Backend, choose, run
 from limelight.biases import Bias
 from limelight.masks import Mask
 from limelight.matrix import Weights
-from limelight.problem import Problem
+from limelight.problem import Problem, check_dropout
 
 
 def attention(
@@ -24,6 +24,7 @@ def attention(
     softcap: float | None = None,
     sink: Tensor | float | None = None,
     temperature: float | Tensor = 1.0,
+    dropout: float = 0.0,
     backend: str | None = None,
 ) -> Tensor:
     """``softmax((softcap(scale · q kᵀ) + bias) / temperature) v`` over the keys that ``mask`` allows.
@@ -38,6 +39,8 @@ def attention(
         softcap: ``c`` in ``c · tanh(scores / c)``.
         sink: one extra logit for each head, ``(Hq,)``, which takes weight and gives no value.
         temperature: above 1 flattens the weights, below 1 sharpens them.
+        dropout: the share of weights that is set to 0 after the softmax, the others growing by ``1 / (1 - dropout)``;
+            reproducible by ``torch.manual_seed``.
         backend: ``"native"`` or ``"portable"``, to force one; chosen by ``backend_for`` otherwise.
 
     Returns:
@@ -50,7 +53,9 @@ def attention(
 
     """
     p = Problem(q, k, mask, bias, scale, softcap, sink, temperature)
-    out, _ = run(p, p.check_values(v), backend)
+    if dropout.__class__ is not float or not 0 <= dropout < 1:
+        dropout = check_dropout(dropout)
+    out, _ = run(p, p.check_values(v), backend, dropout=dropout)
     return out if len(p.lead) == 1 else out.reshape(*p.lead, *out.shape[1:])
 
 
@@ -83,7 +88,8 @@ def backend_for(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Backend:
     >>> import torch, limelight as ll
     >>> x = torch.randn(1, 2, 3, 4)
     >>> print(ll.backend_for(x, x, x))
-    native: float tensors on the CPU, no gradient asked for
+    native: float tensors on the CPU
     """
     p = Problem(q, k, **options)
-    return choose(p, p.check_values(v))
+    p.check_values(v)
+    return choose(p)

@@ -26,11 +26,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from limelight.shapes import common_lead, dense_lead, fit_dense
-from limelight.spans import Spans, intersection, runs_of, union
+from limelight.shapes import at, common_lead, dense_lead, fit_dense
+from limelight.spans import document_spans, intersection, single, union
 
 
 class Lowered(NamedTuple):
@@ -39,7 +38,7 @@ class Lowered(NamedTuple):
     ``None`` stands for everything.
     """
 
-    spans: Spans | None
+    spans: Tensor | None
     dense: Tensor | None
 
 
@@ -99,18 +98,8 @@ def positions(i: Tensor, N: int, M: int) -> Tensor:
     return i + (M - N)
 
 
-def _positions(N: int, M: int) -> NDArray[np.int64]:
-    return np.arange(M - N, M, dtype=np.int64)
-
-
-def _single(begin: NDArray[np.int64], end: NDArray[np.int64], N: int, M: int) -> Lowered:
-    """One span for each query from begins and ends ``(batch or 1, N or 1)``, clipped to the keys."""
-    batch = max(begin.shape[0], end.shape[0])
-    spans = np.empty((batch, N, 1, 2), dtype=np.int32)
-    np.clip(begin, 0, M, out=spans[:, :, 0, 0], casting="unsafe")
-    np.clip(end, 0, M, out=spans[:, :, 0, 1], casting="unsafe")
-    np.maximum(spans[..., 0], spans[..., 1], out=spans[..., 1])
-    return Lowered(spans, None)
+def _positions(N: int, M: int) -> Tensor:
+    return torch.arange(M - N, M)[None]
 
 
 @dataclass(frozen=True)
@@ -129,7 +118,7 @@ class Causal(Mask):
     def lower(self, N: int, M: int) -> Lowered:
         if N == 1:
             return Lowered(None, None)
-        return _single(np.zeros((1, 1), np.int64), _positions(N, M)[None] + 1, N, M)
+        return Lowered(single(0, _positions(N, M) + 1, N, M), None)
 
 
 @dataclass(frozen=True)
@@ -165,9 +154,9 @@ class Window(Mask):
         return (j >= p - left) & (j <= p + right)
 
     def lower(self, N: int, M: int) -> Lowered:
-        p = _positions(N, M)[None]
+        p = _positions(N, M)
         left, right = self._reach(N, M)
-        return _single(p - left, p + (right + 1), N, M)
+        return Lowered(single(p - left, p + (right + 1), N, M), None)
 
     def __repr__(self) -> str:
         return f"Window({self.left})" if self.right is None else f"Window({self.left}, {self.right})"
@@ -194,7 +183,7 @@ def _counts(mask: str, name: str, value: object) -> Tensor:
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"{mask}: {name} must be whole numbers, not {tensor.dtype}")
     tensor = tensor.detach().to(torch.int64).reshape(-1)
-    if tensor.numel() and int(tensor.min()) < 0:
+    if not torch.compiler.is_compiling() and tensor.numel() and int(tensor.min()) < 0:
         raise ValueError(f"{mask}: {name} = {int(tensor.min())} is negative; it counts keys, so give 0 or more")
     return tensor
 
@@ -218,7 +207,7 @@ class First(Mask):
         return (j < _by_batch(self._n, j)) & (i >= 0)
 
     def lower(self, N: int, M: int) -> Lowered:
-        return _single(np.zeros((1, 1), np.int64), _numbers(self._n), N, M)
+        return Lowered(single(0, _column(self._n), N, M), None)
 
     def lead(self) -> tuple[int, int]:
         return self._n.numel(), 1
@@ -238,7 +227,7 @@ class Prefix(First):
         return super().allows(i, j, N, M) | (j <= positions(i, N, M))
 
     def lower(self, N: int, M: int) -> Lowered:
-        return _single(np.zeros((1, 1), np.int64), np.maximum(_positions(N, M)[None] + 1, _numbers(self._n)), N, M)
+        return Lowered(single(0, torch.maximum(_positions(N, M) + 1, _column(self._n)), N, M), None)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -262,9 +251,11 @@ class Padding(Mask):
 
     def lower(self, N: int, M: int) -> Lowered:
         self._fit(M)
-        return _single(np.zeros((1, 1), np.int64), _numbers(self._lengths), N, M)
+        return Lowered(single(0, _column(self._lengths), N, M), None)
 
     def _fit(self, M: int) -> None:
+        if torch.compiler.is_compiling():  # where values are not known; lengths are clipped
+            return
         longest = int(self._lengths.max()) if self._lengths.numel() else 0
         if longest > M:
             raise ValueError(f"Padding: length {longest} is more than the {M} keys there are")
@@ -286,9 +277,8 @@ def _by_batch(counts: Tensor, like: Tensor) -> Tensor:
     return counts.reshape(()) if counts.numel() == 1 else counts.reshape(-1, 1, 1, 1)
 
 
-def _numbers(counts: Tensor) -> NDArray[np.int64]:
-    array: NDArray[np.int64] = counts.cpu().numpy().reshape(-1, 1)
-    return array
+def _column(counts: Tensor) -> Tensor:
+    return counts.cpu().reshape(-1, 1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -338,14 +328,7 @@ class Documents(Mask):
         return same[0] if same.shape[0] == 1 else same[:, None]
 
     def lower(self, N: int, M: int) -> Lowered:
-        queries, keys, present = (x.cpu().numpy() for x in self._sides(N, M))
-        batch = max(queries.shape[0], keys.shape[0])
-        rows = [runs_of(queries[b % queries.shape[0]], keys[b % keys.shape[0]], present, M) for b in range(batch)]
-        count = max((r.shape[1] for r in rows), default=1)
-        spans = np.full((batch, N, count, 2), M, dtype=np.int32)
-        for b, r in enumerate(rows):
-            spans[b, :, : r.shape[1]] = r
-        return Lowered(spans, None)
+        return Lowered(document_spans(*self._sides(N, M)), None)
 
     def lead(self) -> tuple[int, int]:
         return max(self._ids.shape[0], 1 if self._queries is None else self._queries.shape[0]), 1
@@ -389,7 +372,7 @@ class Dense(Mask):
         return fit_dense("Dense", self.tensor, N, M)
 
     def allows(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
-        return self._fit(N, M).to(i.device)[..., i, j]
+        return at(self._fit(N, M).to(i.device), i, j, N, M)
 
     def lower(self, N: int, M: int) -> Lowered:
         return Lowered(None, self._fit(N, M))
@@ -402,6 +385,27 @@ class Dense(Mask):
 
     def _extent(self) -> tuple[int, int]:
         return self.tensor.shape[-2], self.tensor.shape[-1]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Spans(Mask):
+    """A mask in its lowered form: ``begin ≤ key < end`` for one of the query's spans ``(batch or 1, N, count, 2)``."""
+
+    spans: Tensor
+
+    def allows(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
+        begin, end = self.spans.to(i.device)[:, i].unbind(-1)
+        inside = ((begin <= j[..., None]) & (j[..., None] < end)).any(-1)
+        return inside[:, None]
+
+    def lower(self, N: int, M: int) -> Lowered:
+        return Lowered(self.spans, None)
+
+    def lead(self) -> tuple[int, int]:
+        return self.spans.shape[0], 1
+
+    def __repr__(self) -> str:
+        return f"Spans(<{tuple(self.spans.shape)}>)"
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+import operator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from limelight.biases import Bias
-from limelight.masks import Mask
+from limelight.biases import ALiBi, Bias, DenseBias, Offsets
+from limelight.masks import Dense, Mask, Spans
 
 _STRIDED = torch.strided
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -18,6 +20,27 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 class SlowPathWarning(UserWarning):
     """Says that a call is exact but not computed in the fastest way, and why."""
+
+
+class Terms(NamedTuple):
+    """What the kernels are told beside ``q``, ``k`` and ``v``; None and 0 where absent."""
+
+    spans: Tensor | None  # (batch or 1, N, count, 2), int32: the keys that a query may attend to
+    mask: Tensor | None  # boolean, broadcasts to (B, Hq, N, M)
+    slopes: Tensor | None  # (Hq or 1,): bias -slope · |distance|
+    offsets: Tensor | None  # (Hq or 1, N + M - 1): bias by position - key, from -(N - 1) up
+    bias: Tensor | None  # broadcasts to (B, Hq, N, M)
+    sink: Tensor | None  # (Hq,)
+    temperature: float | Tensor
+    scale: float
+    softcap: float
+    dropout: float
+    seed: int | Tensor
+
+
+def compute_dtype(q: Tensor) -> torch.dtype:
+    """In which sums are made."""
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
 class Problem:
@@ -87,7 +110,20 @@ class Problem:
     @property
     def compute_dtype(self) -> torch.dtype:
         """In which sums are made."""
-        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+        return compute_dtype(self.q)
+
+    def lower(self, dropout: float = 0.0, seed: int | Tensor = 0) -> Terms:
+        """Mask and bias as spans, slopes, offsets and tensors."""
+        spans = allowed = slopes = offsets = dense = None
+        _, _, _, N, M, _ = self.sizes
+        if self.mask is not None:
+            spans, allowed = self.mask.lower(N, M)
+        if self.bias is not None:
+            slopes, offsets, dense = self.bias.lower(N, M, self.compute_dtype)
+        softcap = self.softcap or 0.0
+        return Terms(
+            spans, allowed, slopes, offsets, dense, self.sink, self.temperature, self.scale, softcap, dropout, seed
+        )
 
     @property
     def requires_grad(self) -> bool:
@@ -112,6 +148,25 @@ class Problem:
         if not (self.on_cpu and v.is_cpu):
             _check_device("v", v, "k", self.k)
         return v if len(lead) == 1 else batched(v)
+
+
+def raised(q: Tensor, k: Tensor, t: Terms) -> Problem:
+    """The problem that lowers to these terms."""
+    masks: list[Mask] = [Spans(t.spans)] if t.spans is not None else []
+    masks += [Dense(t.mask)] if t.mask is not None else []
+    biases: list[Bias] = [ALiBi(t.slopes)] if t.slopes is not None else []
+    biases += [Offsets(t.offsets)] if t.offsets is not None else []
+    biases += [DenseBias(t.bias)] if t.bias is not None else []
+    return Problem(
+        q,
+        k,
+        functools.reduce(operator.and_, masks) if masks else None,
+        functools.reduce(operator.add, biases) if biases else None,
+        t.scale,
+        t.softcap or None,
+        t.sink,
+        t.temperature,
+    )
 
 
 def batched(x: Tensor) -> Tensor:
@@ -199,6 +254,14 @@ def _positive(name: str, value: Any) -> float:
     if number <= 0:
         raise ValueError(f"{name} = {number} must be above 0")
     return number
+
+
+def check_dropout(value: Any) -> float:
+    """A share that may be dropped, or an error."""
+    share = _number("dropout", value)
+    if not 0 <= share < 1:
+        raise ValueError(f"dropout = {share} must be at least 0 and below 1: the share of weights that is removed")
+    return share
 
 
 def _check_temperature(value: Any) -> float | Tensor:

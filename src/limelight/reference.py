@@ -83,8 +83,17 @@ def mix(weights: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
     return out
 
 
-def steps(p: Problem, v: Tensor | None, rows: slice = slice(None), cols: slice = slice(None)) -> Steps:
-    """All steps for the queries ``rows`` and the keys ``cols`` of a problem, in its compute type."""
+def steps(
+    p: Problem,
+    v: Tensor | None,
+    rows: slice = slice(None),
+    cols: slice = slice(None),
+    kept: Tensor | None = None,
+) -> Steps:
+    """All steps for the queries ``rows`` and the keys ``cols`` of a problem, in its compute type.
+
+    ``kept`` is what dropout multiplies the weights with on their way to the values.
+    """
     N, M = p.q.shape[2], p.k.shape[2]
     q, k = (x.to(p.compute_dtype) for x in (p.q[:, :, rows], p.k[:, :, cols]))
     i = torch.arange(N, device=q.device)[rows, None]
@@ -98,7 +107,8 @@ def steps(p: Problem, v: Tensor | None, rows: slice = slice(None), cols: slice =
     masked = biased if allowed is None else biased.masked_fill(~allowed, -torch.inf)
     sink = None if p.sink is None else p.sink.to(q.dtype)[:, None, None] / p.temperature
     weights, lse = softmax(cooled(masked, p.temperature), sink)
-    output = None if v is None else mix(weights, v[:, :, cols].to(q.dtype), allowed)
+    passed = weights if kept is None else weights * kept
+    output = None if v is None else mix(passed, v[:, :, cols].to(q.dtype), allowed)
     return Steps(scores, scaled, capped, biased, masked, weights, lse, output)
 
 

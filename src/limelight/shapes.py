@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def fit_dense(name: str, tensor: Tensor, N: int, M: int) -> Tensor:
-    """``tensor`` as ``(…, N, M)`` with at most two leading axes, or an error that says what clashes."""
+    """``tensor`` with two to four axes that broadcasts to ``(…, N, M)``, or an error that says what clashes."""
     rows, cols = (1, 1, *tensor.shape)[-2:]
     if rows not in (1, N) or cols not in (1, M):
         raise ValueError(
@@ -16,8 +16,13 @@ def fit_dense(name: str, tensor: Tensor, N: int, M: int) -> Tensor:
             f"its last two axes must be {N} (or 1) and {M} (or 1)"
         )
     if tensor.ndim > 4:
-        tensor = tensor.flatten(0, -4)
-    return tensor.expand(*tensor.shape[:-2], N, M)
+        return tensor.flatten(0, -4)
+    return tensor if tensor.ndim >= 2 else tensor.reshape(rows, cols)
+
+
+def at(tensor: Tensor, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
+    """``tensor[..., i, j]`` of one that ``fit_dense`` has passed."""
+    return tensor.expand(*tensor.shape[:-2], N, M)[..., i, j]
 
 
 def dense_lead(tensor: Tensor) -> tuple[int, int]:

@@ -1,71 +1,115 @@
 """Spans of keys for every query, and their algebra.
 
-An array of spans is ``(batch or 1, N, count, 2)``: for each query ``count`` half-open spans, sorted and disjoint,
-the empty ones last.
+A tensor of spans is ``(batch or 1, N, count, 2)`` in int32: for each query ``count`` half-open spans, sorted and
+disjoint, the empty ones last. Everything here is plain torch, so that ``torch.compile`` sees through it.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-Spans = NDArray[np.int32]
+import torch
+from torch import Tensor
 
 _MOST_RUNS = 64
 
 
-def runs_of(queries: NDArray[np.int64], keys: NDArray[np.int64], present: NDArray[np.bool_], M: int) -> Spans:
-    """For every query the runs of keys that have its id: ``(N, count, 2)``."""
-    if M == 0 or queries.size == 0:
-        return np.full((queries.size, 1, 2), M, dtype=np.int32)
-    begins = np.concatenate([[0], np.flatnonzero(keys[1:] != keys[:-1]) + 1])
-    ends = np.append(begins[1:], M)
-    order = np.argsort(keys[begins], kind="stable")  # runs of one id side by side, in order of position
-    ids = keys[begins][order]
-    low, high = np.searchsorted(ids, queries, "left"), np.searchsorted(ids, queries, "right")
-    count = max(int((high - low).max()), 1)
-    if count > _MOST_RUNS:
-        raise ValueError(
-            f"Documents: the tokens of one document stand in {count} separate runs; sort the tokens so that each "
-            "document is together, or use Dense(queries[:, None] == keys[None, :])"
-        )
-    spans = np.full((queries.size, count, 2), M, dtype=np.int32)
-    for c in range(count):
-        has = (low + c < high) & present
-        run = order[np.minimum(low + c, len(order) - 1)]
-        spans[has, c, 0] = begins[run[has]]
-        spans[has, c, 1] = ends[run[has]]
+def single(begin: Tensor | int, end: Tensor, N: int, M: int) -> Tensor:
+    """One span for each query from begins and ends ``(batch or 1, N or 1)``, clipped to the keys."""
+    end = end.clamp(0, M)
+    begin = torch.zeros_like(end) if isinstance(begin, int) and begin == 0 else begin
+    begin = torch.minimum(torch.as_tensor(begin).clamp(min=0), end)
+    spans = torch.stack(torch.broadcast_tensors(begin, end), -1)
+    return spans.expand(-1, N, -1)[:, :, None].to(torch.int32)
+
+
+def runs_of(queries: Tensor, keys: Tensor, present: Tensor, count: int | None = None) -> Tensor:
+    """For every query ``(batch or 1, N)`` the runs of keys ``(batch or 1, M)`` that have its id.
+
+    There are as many spans as the most scattered document has runs, unless ``count`` says how many there may be.
+    """
+    batch, N, M = max(queries.shape[0], keys.shape[0]), queries.shape[1], keys.shape[1]
+    rows = [
+        _runs_of_one(queries[b % queries.shape[0]], keys[b % keys.shape[0]], present, M, count) for b in range(batch)
+    ]
+    most = max((r.shape[1] for r in rows), default=1) if count is None else count
+    spans = torch.full((batch, N, most, 2), M, dtype=torch.int32)
+    for b, r in enumerate(rows):
+        spans[b, :, : r.shape[1]] = r
     return spans
 
 
-def intersection(a: Spans, b: Spans, M: int) -> Spans:
+def _runs_of_one(queries: Tensor, keys: Tensor, present: Tensor, M: int, allowed: int | None) -> Tensor:
+    N = queries.numel()
+    if M == 0 or N == 0:
+        return torch.full((N, 1, 2), M, dtype=torch.int32)
+    changes = torch.nonzero(keys[1:] != keys[:-1]).flatten() + 1
+    bounds = torch.cat([changes.new_zeros(1), changes, changes.new_tensor([M])])
+    ids, order = torch.sort(keys[bounds[:-1]], stable=True)  # runs of one id side by side, in order of position
+    low, high = torch.searchsorted(ids, queries), torch.searchsorted(ids, queries, right=True)
+    count = max(int((high - low).max()), 1)
+    if count > (_MOST_RUNS if allowed is None else allowed):
+        where = "" if allowed is None else " inside torch.compile"
+        raise ValueError(
+            f"Documents{where}: the tokens of one document stand in {count} separate runs; sort the tokens so that "
+            "each document is together, or use Dense(queries[:, None] == keys[None, :])"
+        )
+    nth = low[:, None] + torch.arange(count)
+    run = order[nth.clamp(max=len(order) - 1)]
+    spans = torch.stack([bounds[run], bounds[run + 1]], -1)
+    has = (nth < high[:, None]) & present[:, None]
+    return torch.where(has[..., None], spans, M).to(torch.int32)
+
+
+@torch.library.custom_op("limelight::runs_of", mutates_args=())
+def _runs_of_op(queries: Tensor, keys: Tensor, present: Tensor) -> Tensor:
+    return runs_of(queries, keys, present, 1)
+
+
+@_runs_of_op.register_fake
+def _(queries: Tensor, keys: Tensor, present: Tensor) -> Tensor:
+    batch = max(queries.shape[0], keys.shape[0])
+    return keys.new_empty((batch, queries.shape[1], 1, 2), dtype=torch.int32)
+
+
+def document_spans(queries: Tensor, keys: Tensor, present: Tensor) -> Tensor:
+    """``runs_of``, which ``torch.compile`` takes as one step with one run to a document."""
+    if torch.compiler.is_compiling():
+        return _runs_of_op(queries, keys, present)
+    return runs_of(queries.cpu(), keys.cpu(), present.cpu())
+
+
+def intersection(a: Tensor, b: Tensor, M: int) -> Tensor:
     """The spans of keys that lie in a span of ``a`` and in a span of ``b``."""
-    begin = np.maximum(a[..., :, None, 0], b[..., None, :, 0])
-    end = np.minimum(a[..., :, None, 1], b[..., None, :, 1])
-    return _tidy(begin.reshape(*begin.shape[:2], -1), end.reshape(*end.shape[:2], -1), M)
+    begin = torch.maximum(a[..., :, None, 0], b[..., None, :, 0]).flatten(2)
+    end = torch.minimum(a[..., :, None, 1], b[..., None, :, 1]).flatten(2)
+    return _tidy(begin, end, M, a.shape[2] + b.shape[2] - 1)
 
 
-def union(a: Spans, b: Spans, M: int) -> Spans:
+def union(a: Tensor, b: Tensor, M: int) -> Tensor:
     """The spans of keys that lie in a span of ``a`` or of ``b``."""
-    batch = max(a.shape[0], b.shape[0])
-    both = np.concatenate([np.broadcast_to(x, (batch, *x.shape[1:])) for x in (a, b)], axis=2)
-    both = _tidy(both[..., 0], both[..., 1], M)
-    begin, end = both[..., 0].copy(), both[..., 1].copy()
-    for c in range(1, begin.shape[2]):
-        meets = begin[..., c] <= end[..., c - 1]
-        begin[..., c] = np.where(meets, begin[..., c - 1], begin[..., c])
-        end[..., c] = np.where(meets, np.maximum(end[..., c - 1], end[..., c]), end[..., c])
-        end[..., c - 1] = np.where(meets, begin[..., c - 1], end[..., c - 1])
-    return _tidy(begin, end, M)
+    batch, N = max(a.shape[0], b.shape[0]), a.shape[1]
+    both = torch.cat([x.expand(batch, N, -1, -1) for x in (a, b)], 2)
+    count = both.shape[2]
+    both = _tidy(both[..., 0], both[..., 1], M, count)
+    begin, end = list(both[..., 0].unbind(2)), list(both[..., 1].unbind(2))
+    for c in range(1, len(begin)):
+        meets = begin[c] <= end[c - 1]
+        begin[c] = torch.where(meets, begin[c - 1], begin[c])
+        end[c] = torch.where(meets, torch.maximum(end[c - 1], end[c]), end[c])
+        end[c - 1] = torch.where(meets, begin[c - 1], end[c - 1])
+    return _tidy(torch.stack(begin, 2), torch.stack(end, 2), M, count)
 
 
-def _tidy(begin: NDArray[np.int32], end: NDArray[np.int32], M: int) -> Spans:
-    """Sorts by begin, puts the empty spans last and drops the columns in which all are empty."""
+def _tidy(begin: Tensor, end: Tensor, M: int, most: int) -> Tensor:
+    """Sorts by begin and puts the empty spans last; ``most`` is how many can be non-empty.
+
+    As many columns remain as there really are, or ``most`` under ``torch.compile``, where shapes come first.
+    """
     empty = begin >= end
-    spans: Spans = np.stack([np.where(empty, M, begin), np.where(empty, M, end)], axis=-1).astype(np.int32)
-    if spans.shape[2] > 1:
-        order = np.argsort(spans[..., 0], axis=2, kind="stable")
-        spans = np.take_along_axis(spans, order[..., None], axis=2)
-        count = max(int((spans[..., 0] < spans[..., 1]).sum(axis=2).max(initial=1)), 1)
-        spans = spans[:, :, :count]
-    return np.ascontiguousarray(spans)
+    begin, end = torch.where(empty, M, begin), torch.where(empty, M, end)
+    if begin.shape[2] > 1:
+        begin, order = torch.sort(begin, dim=2, stable=True)
+        end = end.gather(2, order)
+        if not torch.compiler.is_compiling() and begin.numel():
+            most = max(int((begin < end).sum(2).max()), 1)
+        begin, end = begin[..., :most], end[..., :most]
+    return torch.stack([begin, end], -1)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from limelight.backends import native, portable
-from limelight.problem import Problem, SlowPathWarning
+from limelight.backends import native, ops, portable
+from limelight.dropout import new_seed
+from limelight.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -23,29 +23,38 @@ class Backend:
         return f"{self.name}: {self.reason}"
 
 
-_NATIVE = Backend("native", "float tensors on the CPU, no gradient asked for")
+_NATIVE = Backend("native", "float tensors on the CPU")
 
 
-def choose(p: Problem, v: Tensor) -> Backend:
+def choose(p: Problem) -> Backend:
     """The backend that will compute this."""
-    if not p.on_cpu:
-        return Backend("portable", f"the tensors are on {p.q.device}, the kernels run on the CPU")
-    if torch.is_grad_enabled() and (v.requires_grad or p.requires_grad):
-        return Backend("portable", "a gradient is asked for, which the kernels do not compute yet")
-    return _NATIVE
+    if p.on_cpu:
+        return _NATIVE
+    return Backend("portable", f"the tensors are on {p.q.device}, the kernels run on the CPU")
 
 
-def run(p: Problem, v: Tensor, backend: str | None = None, lse: bool = False) -> tuple[Tensor, Tensor | None]:
+def run(
+    p: Problem, v: Tensor, backend: str | None = None, lse: bool = False, dropout: float = 0.0
+) -> tuple[Tensor, Tensor | None]:
     """The output ``(B, H, N, Dv)``, and the log-sum-exp ``(B, H, N)`` if asked for."""
     if backend is None:
-        chosen = choose(p, v)
-        if chosen is not _NATIVE and p.on_cpu:
-            warnings.warn(f"limelight computes this in plain torch: {chosen.reason}", SlowPathWarning, stacklevel=4)
-        backend = chosen.name
-    elif backend == "native" and (chosen := choose(p, v)) is not _NATIVE:
-        raise ValueError(f"backend='native' cannot compute this: {chosen.reason}; use backend='portable'")
-    if backend == "native":
-        return native.forward(p, v, lse)
+        backend = "native" if p.on_cpu else "portable"
+    elif backend == "native" and not p.on_cpu:
+        raise ValueError(f"backend='native' cannot compute this: {choose(p).reason}; use backend='portable'")
+    elif backend not in ("native", "portable"):
+        raise ValueError(f"backend = {backend!r}; there are 'native' and 'portable'")
+    terms = p.lower(dropout, new_seed()) if dropout else p.lower()
     if backend == "portable":
-        return portable.forward(p, v, lse)
-    raise ValueError(f"backend = {backend!r}; there are 'native' and 'portable'")
+        return portable.forward(p, v, terms)
+    if _transformed() or (torch.is_grad_enabled() and (v.requires_grad or p.requires_grad)):
+        return ops.attention(p.q, p.k, v, terms)
+    return native.forward(p.q, p.k, v, terms, lse)
+
+
+def _transformed() -> bool:
+    """Whether the tensors may stand for something else: under torch.compile, torch.func or a dispatch mode."""
+    return bool(
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+    )

@@ -8,92 +8,213 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 import limelight.backends._native as _native
-from limelight.biases import LoweredBias
-from limelight.problem import Problem, SlowPathWarning
+from limelight.problem import SlowPathWarning, Terms, compute_dtype
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
 
-def forward(p: Problem, v: Tensor, want_lse: bool = False) -> tuple[Tensor, Tensor | None]:
+def forward(q: Tensor, k: Tensor, v: Tensor, t: Terms, want_lse: bool = False) -> tuple[Tensor, Tensor | None]:
     """The output, and the log-sum-exp of each row if asked for."""
-    q, k = p.q, p.k
     q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
     q_data, k_data, v_data = q.data_ptr(), k.data_ptr(), v.data_ptr()
     in_place = q_strides[3] == k_strides[3] == v_strides[3] == 1 and q_data and k_data and v_data
     if not in_place or q.is_neg() or k.is_neg() or v.is_neg():
-        q, k, v = _readable("q", q), _readable("k", k), _readable("v", v)
+        q, k, v = readable("q", q), readable("k", k), readable("v", v)
         q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
         q_data, k_data, v_data = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    B, Hq, _, N, M, D = p.sizes
-    Dv = v.shape[3]
+    B, Hq, N, D = q.shape
+    _, Hkv, M, Dv = v.shape
     type_of_q, type_of_v = _TYPES[q.dtype], _TYPES[v.dtype]
-    out = torch.empty_like(q) if Dv == D and type_of_q == type_of_v else _output(q, v)
+    out = torch.empty_like(q) if Dv == D and type_of_q == type_of_v else fresh_output(q, v)
     out_strides = out.stride()
     if out_strides[3] != 1:  # like a view that overlaps itself
-        out = _output(q.contiguous(), v)
+        out = fresh_output(q.contiguous(), v)
         out_strides = out.stride()
-    lse = torch.empty((B, Hq, N), dtype=p.compute_dtype) if want_lse else None
-
-    spans = mask = slopes = offsets = bias = sink = None
-    if p.mask is not None:
-        spans, mask = p.mask.lower(N, M)
-        mask = None if mask is None else mask.to(q.device)
-    if p.bias is not None:
-        slopes, offsets, bias = _on_cpu(p.bias.lower(N, M, p.compute_dtype), p)
-    if p.sink is not None:
-        sink = _by_head(p.sink, p)
+    lse = torch.empty((B, Hq, N), dtype=compute_dtype(q)) if want_lse else None
     if not (B and Hq and N and M):
         return out.zero_(), None if lse is None else lse.fill_(-torch.inf)
+    held = _Held(t, q, (B, Hq, N, M))
     _native.forward(
-        p.sizes,
-        Dv,
-        type_of_q,
-        type_of_v,
-        q_data,
-        q_strides,
-        k_data,
-        k_strides,
-        v_data,
-        v_strides,
-        out.data_ptr(),
-        out_strides,
-        0 if lse is None else lse.data_ptr(),
-        None if spans is None else _spans(spans, p),
-        None if mask is None else _grid(mask, p),
-        None if bias is None else _grid(bias, p),
-        0 if slopes is None else slopes.data_ptr(),
-        0 if offsets is None else offsets.data_ptr(),
-        0 if sink is None else sink.data_ptr(),
-        p.scale,
-        p.softcap or 0.0,
-        float(p.temperature),
+        (
+            (B, Hq, Hkv, N, M, D),
+            Dv,
+            type_of_q,
+            type_of_v,
+            q_data,
+            q_strides,
+            k_data,
+            k_strides,
+            v_data,
+            v_strides,
+            out.data_ptr(),
+            out_strides,
+            0 if lse is None else lse.data_ptr(),
+            *held.addresses,
+        ),
         torch.get_num_threads(),
     )
     return out, lse
 
 
-def _readable(name: str, x: Tensor) -> Tensor:
-    """``x``, or a copy if it cannot be read where it lies, which is said."""
-    if x.stride(3) != 1 and x.shape[3] > 1:
-        warnings.warn(
-            f"the last axis of {name} {tuple(x.shape)} is not contiguous, so {name} is copied on every call; "
-            "call .contiguous() once instead",
-            SlowPathWarning,
-            stacklevel=5,
+class Gradients(NamedTuple):
+    """Of everything that a gradient may be asked of; None where it was not."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    slopes: Tensor | None
+    offsets: Tensor | None
+    bias: Tensor | None
+    sink: Tensor | None
+    temperature: Tensor | None
+
+
+def backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    t: Terms,
+    wanted: tuple[bool, bool, bool, bool, bool],
+) -> Gradients:
+    """The gradients; ``wanted`` says whether those of slopes, offsets, bias, sink and temperature are asked for."""
+    q, k, v, out, dout = (readable(n, x) for n, x in zip(_NAMES, (q, k, v, out, dout), strict=True))
+    B, Hq, N, D = q.shape
+    _, Hkv, M, Dv = v.shape
+    number = compute_dtype(q)
+    wants_slopes, wants_offsets, wants_bias, wants_sink, wants_temperature = wanted
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=number)
+
+    dq, dk, dv = (zeros_as(x, number) for x in (q, k, v))
+    slopes = zeros(Hq) if wants_slopes else None
+    offsets = zeros(Hq, N + M - 1) if wants_offsets else None
+    bias = None
+    if wants_bias:
+        assert t.bias is not None
+        bias = zeros(*(1,) * (4 - t.bias.ndim), *t.bias.shape)
+    delta = zeros(B, Hq, N) if wants_sink or wants_temperature else None
+    heat = zeros(B, Hq, N) if wants_temperature else None
+    dlse = None if dlse is None else dlse.to(number).contiguous()
+    lse = lse.contiguous()
+    if B and Hq and N and M:
+        held = _Held(t, q, (B, Hq, N, M))
+        _native.backward(
+            (
+                (B, Hq, Hkv, N, M, D),
+                Dv,
+                _TYPES[q.dtype],
+                _TYPES[v.dtype],
+                q.data_ptr(),
+                q.stride(),
+                k.data_ptr(),
+                k.stride(),
+                v.data_ptr(),
+                v.stride(),
+                out.data_ptr(),
+                out.stride(),
+                lse.data_ptr(),
+                *held.addresses,
+            ),
+            (
+                _TYPES[dout.dtype],
+                dout.data_ptr(),
+                dout.stride(),
+                _address(dlse),
+                dq.data_ptr(),
+                dq.stride(),
+                dk.data_ptr(),
+                dk.stride(),
+                dv.data_ptr(),
+                dv.stride(),
+                None if bias is None else _grid(bias, (B, Hq, N, M)),
+                _address(offsets),
+                _address(slopes),
+                _address(heat),
+                _address(delta),
+            ),
+            torch.get_num_threads(),
         )
+    sink = temperature = None
+    if delta is not None:
+        sink, temperature = _of_the_softmax(lse, delta, heat, t)
+    return Gradients(
+        dq.to(q.dtype),
+        dk.to(k.dtype),
+        dv.to(v.dtype),
+        None if slopes is None else _shaped_as(slopes, t.slopes),
+        None if offsets is None else _shaped_as(offsets, t.offsets),
+        None if bias is None else _shaped_as(bias, t.bias),
+        sink if wants_sink else None,
+        temperature,
+    )
+
+
+_NAMES = ("q", "k", "v", "out", "dout")
+
+
+def _of_the_softmax(
+    lse: Tensor, delta: Tensor, heat: Tensor | None, t: Terms
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the sink and of the temperature, summed in one order whatever the threads.
+
+    A sink has the weight ``p = exp(sink / temperature - lse)`` and no value, so that its logit gets ``-p δ``.
+    """
+    T = float(t.temperature)
+    sink = None
+    hot = 0.0 if heat is None else float(heat.numpy().sum(dtype="float64"))
+    if t.sink is not None:
+        x = t.sink.detach().double() / T
+        weight = torch.where(lse == -torch.inf, 0.0, torch.exp(x[:, None] - lse.double()))
+        dx = -torch.from_numpy((weight * delta.double()).numpy().sum((0, 2)))
+        hot += float((dx * x).numpy().sum())
+        sink = (dx / T).to(t.sink.dtype)
+    temperature = None
+    if heat is not None and isinstance(t.temperature, Tensor):
+        temperature = torch.full_like(t.temperature, -hot / T)
+    return sink, temperature
+
+
+def _shaped_as(x: Tensor, like: Tensor | None) -> Tensor:
+    """A gradient in the shape of what it belongs to, summed over the heads where that has one for all."""
+    assert like is not None
+    if x.ndim < 4 and like.shape[0] == 1 and x.shape[0] != 1:
+        x = torch.from_numpy(x.numpy().sum(0, keepdims=True))
+    return x.reshape(like.shape).to(like.dtype)
+
+
+def zeros_as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros that lie as ``x`` lies, unless that overlaps itself."""
+    zeros = torch.zeros_like(x, dtype=dtype)
+    return zeros if zeros.stride(3) == 1 else torch.zeros(x.shape, dtype=dtype)
+
+
+def readable(name: str, x: Tensor) -> Tensor:
+    """``x``, or a copy if it cannot be read where it lies, which is said."""
+    if x.stride(3) != 1 and x.shape[3] > 1 and x.numel():
+        if name != "dout":  # an expanded gradient, such as that of a sum, is nobody's fault
+            warnings.warn(
+                f"the last axis of {name} {tuple(x.shape)} is not contiguous, so {name} is copied on every call; "
+                "call .contiguous() once instead",
+                SlowPathWarning,
+                stacklevel=5,
+            )
     if x._is_zerotensor():
         x = x.clone()
     return x.resolve_neg().contiguous() if x.is_neg() or x.stride(3) != 1 else x
 
 
-def _output(q: Tensor, v: Tensor) -> Tensor:
+def fresh_output(q: Tensor, v: Tensor) -> Tensor:
     """Memory for the output, with the heads inside the rows where those of ``q`` are."""
     B, H, N, _ = q.shape
     if q.stride(1) < q.stride(2):
@@ -101,35 +222,63 @@ def _output(q: Tensor, v: Tensor) -> Tensor:
     return torch.empty((B, H, N, v.shape[3]), dtype=v.dtype)
 
 
-def _by_head(x: Tensor, p: Problem) -> Tensor:
-    return x.detach().resolve_neg().to(p.q.device, p.compute_dtype).expand(p.sizes[1], *x.shape[1:]).contiguous()
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
 
 
-def _on_cpu(lowered: LoweredBias, p: Problem) -> LoweredBias:
-    slopes, offsets, dense = lowered
-    if slopes is not None:
-        slopes = _by_head(slopes, p)
-    if offsets is not None:
-        assert offsets.shape[1] == p.sizes[3] + p.sizes[4] - 1
-        limits = torch.finfo(p.compute_dtype)
-        unit = 1.0 / (math.log(2.0) * float(p.temperature))
-        scaled = _by_head(offsets, p) * unit
-        offsets = torch.where(offsets.isfinite(), scaled.clamp(limits.min, limits.max), scaled)
-    if dense is not None:
-        dense = dense.detach().resolve_neg().to(p.q.device)
-        dense = dense if dense.dtype in _TYPES else dense.to(p.compute_dtype)
-    return LoweredBias(slopes, offsets, dense)
+def _grid(x: Tensor, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return (x.data_ptr(), _TYPES.get(x.dtype, 0), *x.expand(sizes).stride())
 
 
-def _grid(x: Tensor, p: Problem) -> tuple[int, ...]:
-    B, H, _, N, M, _ = p.sizes
-    return (x.data_ptr(), _TYPES.get(x.dtype, 0), *x.expand(B, H, N, M).stride())
+class _Held:
+    """Addresses of all terms, and the tensors that they point into."""
+
+    __slots__ = ("addresses", "tensors")
+
+    def __init__(self, t: Terms, q: Tensor, sizes: tuple[int, int, int, int]) -> None:
+        spans, mask, slopes, offsets, bias, sink, temperature, scale, softcap, dropout, seed = t
+        B, H, N, M = sizes
+        T = float(temperature)
+        keys = None
+        if spans is not None:
+            spans = spans.to(q.device, torch.int32).contiguous()
+            batch, rows, count, _ = spans.shape
+            assert batch in (1, B)
+            assert rows == N
+            keys = (spans.data_ptr(), 0 if batch == 1 else N * count * 2, count)
+        if mask is not None:
+            mask = mask.to(q.device)
+        if bias is not None:
+            bias = bias.detach().resolve_neg().to(q.device)
+            bias = bias if bias.dtype in _TYPES else bias.to(compute_dtype(q))
+        if offsets is not None:
+            assert offsets.shape[1] == N + M - 1
+            offsets = _in_units(_by_head(offsets, q), T)
+        slopes = None if slopes is None else _by_head(slopes, q)
+        sink = None if sink is None else _by_head(sink, q)
+        self.tensors = (spans, mask, bias, slopes, offsets, sink)
+        self.addresses = (
+            keys,
+            None if mask is None else _grid(mask, sizes),
+            None if bias is None else _grid(bias, sizes),
+            _address(slopes),
+            _address(offsets),
+            _address(sink),
+            scale,
+            softcap,
+            T,
+            dropout,
+            int(seed),
+        )
 
 
-def _spans(spans: NDArray[np.int32], p: Problem) -> tuple[int, int, int]:
-    batch, N, count, _ = spans.shape
-    assert batch in (1, p.sizes[0])
-    assert p.sizes[3] == N
-    assert spans.dtype == np.int32
-    assert spans.flags.c_contiguous
-    return spans.ctypes.data, 0 if batch == 1 else N * count * 2, count
+def _by_head(x: Tensor, q: Tensor) -> Tensor:
+    x = x.detach().resolve_neg().to(q.device, compute_dtype(q))
+    return x.expand(q.shape[1], *x.shape[1:]).contiguous()
+
+
+def _in_units(offsets: Tensor, temperature: float) -> Tensor:
+    """In units of ``temperature / log₂e``, in which no finite offset becomes infinite."""
+    limits = torch.finfo(offsets.dtype)
+    scaled = offsets * (1.0 / (math.log(2.0) * temperature))
+    return torch.where(offsets.isfinite(), scaled.clamp(limits.min, limits.max), scaled)

@@ -1,4 +1,4 @@
-"""The same attention in blocks of plain torch: any device, any float type, and gradients.
+"""The same attention in blocks of plain torch: any device, any float type, and gradients of any order.
 
 A block of queries meets only the keys between the first and the last that it may attend to, and its scores
 are made, used and dropped before the next block, so memory grows with n. Under autograd each block is
@@ -11,26 +11,26 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from limelight.problem import Problem
+from limelight.dropout import factors
+from limelight.problem import Problem, Terms
 from limelight.reference import steps
 
 _SCORES = 2**22  # how many scores may exist at a time
 
 
-def forward(p: Problem, v: Tensor, want_lse: bool = False) -> tuple[Tensor, Tensor | None]:
-    """The output, and the log-sum-exp of each row if asked for."""
-    B, H, N, _ = p.q.shape
-    M = p.k.shape[2]
+def forward(p: Problem, v: Tensor, t: Terms) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp of each row; of ``t``, the lowered problem, the spans and dropout are used."""
+    B, H, _, N, M, _ = p.sizes
     step = max(1, min(N, _SCORES // max(1, B * H * M)))
-    spans = None if p.mask is None else p.mask.lower(N, M).spans
     learns = torch.is_grad_enabled() and (v.requires_grad or p.requires_grad)
 
     def block(q: Tensor, k: Tensor, v: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        cols = slice(0, M)
-        if spans is not None:
-            seen = spans[:, rows][spans[:, rows, :, 0] < spans[:, rows, :, 1]]
-            cols = slice(int(seen[:, 0].min()), int(seen[:, 1].max())) if len(seen) else slice(0, 0)
-        s = steps(p, v, rows, cols)
+        cols = _seen(t.spans, rows, M)
+        kept = None
+        if t.dropout:
+            i, j = torch.arange(N, device=q.device)[rows], torch.arange(M, device=q.device)[cols]
+            kept = factors(t.dropout, t.seed, B, H, i, j, p.compute_dtype)
+        s = steps(p, v, rows, cols, kept)
         assert s.output is not None
         return s.output.to(v.dtype), s.logsumexp
 
@@ -45,4 +45,13 @@ def forward(p: Problem, v: Tensor, want_lse: bool = False) -> tuple[Tensor, Tens
         lses.append(lse)
     if not outs:
         return v.new_zeros(B, H, 0, v.shape[3]), p.q.new_zeros(B, H, 0, dtype=p.compute_dtype)
-    return torch.cat(outs, 2), torch.cat(lses, 2) if want_lse else None
+    return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
+def _seen(spans: Tensor | None, rows: slice, M: int) -> slice:
+    """The keys from the first to the last that some of these queries may attend to."""
+    if spans is None or torch.compiler.is_compiling():
+        return slice(0, M)
+    begin, end = spans[:, rows].unbind(-1)
+    seen = begin < end
+    return slice(int(begin[seen].min()), int(end[seen].max())) if bool(seen.any()) else slice(0, 0)

@@ -1,0 +1,88 @@
+// Which weights dropout keeps, from Philox4x32-7, a counter-based generator (Salmon et al., 2011).
+//
+// The counter of a weight is (key / 4, query, head, batch), its word is number key % 4, and the cipher's
+// key is the seed: every weight has its own random number whatever the blocks and threads are, and the
+// gradient meets the same ones without storing any.
+#pragma once
+
+#if defined(LIMELIGHT_X86)
+#include <immintrin.h>
+#endif
+
+#include "logits.h"
+
+namespace limelight::LIMELIGHT_ISA {
+
+typedef uint64_t Wide __attribute__((vector_size(LIMELIGHT_BYTES)));  // one 32-bit word in each lane
+
+constexpr uint64_t kWord = 0xffffffff;
+
+// The whole product of the lower halves.
+LIMELIGHT_INLINE Wide product_of_words(Wide a, Wide b) {
+#if defined(LIMELIGHT_X86) && LIMELIGHT_BYTES == 64
+    return (Wide)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#elif defined(LIMELIGHT_X86) && LIMELIGHT_BYTES == 32
+    return (Wide)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#elif defined(LIMELIGHT_X86)
+    return (Wide)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#else
+    return (a & kWord) * (b & kWord);
+#endif
+}
+
+// Encrypts the counter c; the upper halves of its lanes are of no meaning.
+LIMELIGHT_INLINE void philox(Wide (&c)[4], uint64_t seed) {
+    uint32_t key0 = uint32_t(seed), key1 = uint32_t(seed >> 32);
+#pragma GCC unroll 7
+    for (int round = 0; round < 7; ++round) {
+        const Wide a = product_of_words(c[0], Wide{} + 0xD2511F53), b = product_of_words(c[2], Wide{} + 0xCD9E8D57);
+        c[0] = (b >> 32) ^ c[1] ^ uint64_t(key0);
+        c[1] = b;
+        c[2] = (a >> 32) ^ c[3] ^ uint64_t(key1);
+        c[3] = a;
+        key0 += 0x9E3779B9, key1 += 0xBB67AE85;
+    }
+}
+
+// Where the words, which lie in one Wide for doubles and in two (even lanes, odd lanes) for floats, reach a limit.
+template <class C> LIMELIGHT_INLINE IntVec<C> reaches(const Wide* words, uint32_t limit) {
+    if constexpr (sizeof(C) == 8) return (IntVec<C>)((words[0] & kWord) >= uint64_t(limit));
+    else return (IntVec<C>)((WordBits)((words[0] & kWord) | words[1] << 32) >= limit);
+}
+
+// f(place in the block, lanes that are kept) for every vector of a block of weights.
+template <class C, class F> LIMELIGHT_INLINE void for_kept(const Block<C>& b, F&& f) {
+    constexpr int W = kWidth<C>, parts = 8 / sizeof(C), lanes = W / parts;
+    const uint32_t limit = uint32_t(b.p.dropout * 0x1p32);
+    for (int r = 0; r < b.lanes; r += W) {
+        Wide query[parts], head[parts];
+        for (int i = 0; i < W; ++i) {
+            const Row& row = b.rows[least(r + i, b.row_count - 1)];
+            query[i % parts][i / parts] = row.query;
+            head[i % parts][i / parts] = row.head;
+        }
+        static_assert(lanes * int(sizeof(uint64_t)) == LIMELIGHT_BYTES);
+        for (int64_t four = b.first / 4; four * 4 < b.first + b.n; ++four) {
+            Wide word[4][parts];
+#pragma GCC unroll 2
+            for (int part = 0; part < parts; ++part) {
+                Wide c[4] = {Wide{} + uint64_t(four), query[part], head[part], Wide{} + uint64_t(b.batch)};
+                philox(c, b.p.seed);
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; ++i) word[i][part] = c[i];
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) {
+                const int64_t j = four * 4 + i - b.first;
+                if (j >= 0 && j < b.n) f(j * b.lanes + r, reaches<C>(word[i], limit));
+            }
+        }
+    }
+}
+
+// Removes the weights that are not kept.
+template <class C> void drop(const Block<C>& b) {
+    for_kept(b, [&](int64_t i, IntVec<C> kept) { store(b.s + i, (Vec<C>)(kept & (IntVec<C>)load(b.s + i))); });
+}
+
+}  // namespace limelight::LIMELIGHT_ISA

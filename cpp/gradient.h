@@ -1,0 +1,324 @@
+// The gradient of attention for some rows of queries against a range of keys.
+//
+// With x = logits / temperature, P = exp(x − lse) the weights and F the factors of dropout (0 or 1 / (1 − rate)):
+//
+//   dV = (P ∘ F)ᵀ dO,   dP = F ∘ (dO Vᵀ),   dx = P ∘ (dP − δ),   δ = Σ dO ∘ O − dlse   (a number a row),
+//   dQ = dx K · scale / temperature,   dK = dxᵀ Q · scale / temperature.
+//
+// P is made again from the log-sum-exp, block by block. As x is kept in units of log 2, so is dx: as
+// dx · log 2, which the factor log₂e of the query rows takes back in dQ and dK.
+#pragma once
+
+#include "dropout.h"
+#include "product.h"
+
+namespace limelight::LIMELIGHT_ISA {
+
+// Strips that visit a block together: their rows make one long sum for dK and dV.
+constexpr int kVisitors = 4;
+
+template <class C> constexpr C kLog2 = C(0.69314718055994530942);
+
+template <class C> struct Visitor {
+    int vectors, row_count;
+    const Row* rows;
+    C *q, *dout;            // (feature, lane); dout times log 2
+    C *q_rows, *dout_rows;  // (row, feature)
+    C *dq;                  // (row, feature)
+    C *lse, *delta;         // by lane: log-sum-exp in units of log 2, δ times log 2
+    C *heat, *lean;         // by lane: Σ dx · x, Σ dx · |distance|
+    C *weights, *dx;        // (key, lane) of a block
+    C *logits, *steepness;  // the same, where they are needed
+
+    int lanes() const { return vectors * kWidth<C>; }
+};
+
+// What a thread works with.
+template <class C> struct Desk {
+    Row* rows;
+    Visitor<C> visitors[kVisitors];
+    C *k, *v;   // copies of a block
+    C* spare;   // for the logits, and a panel of dx with its margins
+};
+
+template <class C> Desk<C> lay_out(const Problem& p, const Gradients& g, Arena& arena) {
+    constexpr int lanes = kMaxLanes<C>;
+    const int64_t D = whole_vectors<C>(p.D), Dv = whole_vectors<C>(p.Dv);
+    Desk<C> desk;
+    desk.rows = arena.take<Row>(kVisitors * lanes);
+    for (Visitor<C>& x : desk.visitors) {
+        x.q = arena.take<C>(lanes * p.D);
+        x.dout = arena.take<C>(lanes * p.Dv);
+        x.lse = arena.take<C>(4 * lanes);
+        x.delta = x.lse + lanes, x.heat = x.lse + 2 * lanes, x.lean = x.lse + 3 * lanes;
+        x.weights = arena.take<C>(kBlock * lanes);
+        x.dx = arena.take<C>(kBlock * lanes);
+        x.logits = g.heat ? arena.take<C>(kBlock * lanes) : nullptr;
+        x.steepness = p.softcap ? arena.take<C>(kBlock * lanes) : nullptr;
+    }
+    C* q_rows = arena.take<C>(kVisitors * lanes * D);
+    C* dout_rows = arena.take<C>(kVisitors * lanes * Dv);
+    C* dq = arena.take<C>(kVisitors * lanes * D);
+    for (int i = 0; i < kVisitors; ++i) {
+        desk.visitors[i].q_rows = q_rows + i * lanes * D;
+        desk.visitors[i].dout_rows = dout_rows + i * lanes * Dv;
+        desk.visitors[i].dq = dq + i * lanes * D;
+    }
+    desk.k = arena.take<C>(kBlock * D);
+    desk.v = arena.take<C>(kBlock * Dv);
+    const int64_t panel = kBlock * (g.offsets ? lanes + 2 * kWidth<C> : g.bias.data ? lanes : 0);
+    desk.spare = arena.take<C>(most(most(logits_scratch(p, lanes), panel), most(p.Dv, 2 * lanes)));
+    return desk;
+}
+
+template <class C> void welcome(const Problem& p, const Gradients& g, int64_t batch, Visitor<C>& x, C* spare) {
+    const int64_t D = whole_vectors<C>(p.D), Dv = whole_vectors<C>(p.Dv);
+    const int lanes = x.lanes();
+    gather(p.q, batch, x.rows, x.row_count, lanes, p.D, query_factor<C>(p), x.q_rows, D);
+    transpose(x.q_rows, D, lanes, p.D, x.q, lanes);
+    gather(g.dout, batch, x.rows, x.row_count, lanes, p.Dv, C(1), x.dout_rows, Dv);
+    transpose(x.dout_rows, Dv, lanes, p.Dv, x.dout, lanes);
+    for (int64_t i = 0; i < lanes * p.Dv; i += kWidth<C>) store(x.dout + i, load(x.dout + i) * kLog2<C>);
+    std::memset(x.dq, 0, lanes * D * sizeof(C));
+    for (int r = 0; r < lanes; ++r) {
+        const Row& row = x.rows[least(r, x.row_count - 1)];
+        const int64_t at = (batch * p.Hq + row.head) * p.N + row.query;
+        widen_row(address(p.out, batch, row.head, row.query), p.out.type, p.Dv, C(1), spare, p.Dv);
+        C delta = g.dlse ? -reinterpret_cast<const C*>(g.dlse)[at] : C(0);
+        for (int64_t d = 0; d < p.Dv; ++d) delta += spare[d] * x.dout_rows[r * Dv + d];
+        if (g.delta) reinterpret_cast<C*>(g.delta)[at] = delta;
+        const C lse = reinterpret_cast<const C*>(p.lse)[at];
+        x.lse[r] = lse == -kInf<C> ? C(0) : lse * kLog2e<C>;  // nothing allowed: 2^(−∞ − 0) = 0
+        x.delta[r] = delta * kLog2<C>;
+        x.heat[r] = x.lean[r] = 0;
+    }
+}
+
+// b.s = P ∘ F and x.dx = dx from logits in b.s and dO Vᵀ in x.dx. What has no weight has no gradient, even
+// where its value is not finite.
+template <class C, int NV> void weigh(const Visitor<C>& x, const Block<C>& b, C* dx) {
+    constexpr int W = kWidth<C>, lanes = NV * W;
+    const bool drops = b.p.dropout > 0;
+    for (int64_t j = 0; j < b.n; ++j)
+#pragma GCC unroll 3
+        for (int v = 0; v < NV; ++v) {
+            const int64_t i = j * lanes + v * W;
+            const Vec<C> weight = exp2(load(b.s + i) - load(x.lse + v * W));
+            store(b.s + i, weight);
+            if (!drops) store(dx + i, weight == C(0) ? Vec<C>{} : weight * (load(dx + i) - load(x.delta + v * W)));
+        }
+    if (!drops) return;
+    const C factor = C(1 / (1 - b.p.dropout));
+    for_kept(b, [&](int64_t i, IntVec<C> kept) {
+        const Vec<C> weight = load(b.s + i), dweight = kept ? load(dx + i) * factor : Vec<C>{};
+        store(dx + i, weight == C(0) ? Vec<C>{} : weight * (dweight - load(x.delta + i % lanes)));
+        store(b.s + i, kept ? weight * factor : Vec<C>{});
+    });
+}
+
+// Σ dx · x by row, for the temperature.
+template <class C> void add_heat(const Visitor<C>& x, const Block<C>& b, const C* dx, const C* logits) {
+    for (int64_t i = 0; i < b.n * b.lanes; i += kWidth<C>) {
+        C* to = x.heat + i % b.lanes;
+        const Vec<C> d = load(dx + i);
+        store(to, load(to) + (d == C(0) ? Vec<C>{} : d * load(logits + i)));
+    }
+}
+
+// Σ dx · |position − key| by row, for the slopes.
+template <class C> void add_lean(const Visitor<C>& x, const Block<C>& b, const C* dx, C* spare) {
+    const Tilt<C> t = tilt(b, spare);
+    for (int64_t i = 0; i < b.n * b.lanes; i += kWidth<C>) {
+        const int r = int(i % b.lanes);
+        C* to = x.lean + r;
+        store(to, load(to) + load(dx + i) * magnitude<C>(load(t.ahead + r) - C(i / b.lanes)));
+    }
+}
+
+// Sums over the diagonals, position − key. Every key's lanes are laid one place further right than those of
+// the key before, between margins of zeros, so that a diagonal is a column.
+template <class C> void add_diagonals(const Block<C>& b, const C* dx, C unit, C* offsets, C* panel) {
+    constexpr int W = kWidth<C>;
+    const int64_t all = b.p.N + b.p.M - 1;
+    if (!b.consecutive()) {
+        for (int r = 0; r < b.row_count; ++r) {
+            const Row& row = b.rows[r];
+            C* to = offsets + row.head * all + b.p.N - 1 + row.position - b.first;
+            for (int64_t j = 0; j < b.n; ++j) to[-j] += dx[j * b.lanes + r] * unit;
+        }
+        return;
+    }
+    const int64_t pitch = b.lanes + 2 * W;
+    for (int64_t j = 0; j < b.n; ++j) {
+        C* row = panel + j * pitch;
+        store(row, Vec<C>{});
+        for (int r = 0; r < b.lanes; r += W) store(row + W + r, load(dx + j * b.lanes + r));
+        store(row + W + b.lanes, Vec<C>{});
+    }
+    // Column c holds lane c − (n − 1) + j of key j: that is, position − key = position of lane 0 − first + c − (n − 1).
+    const int64_t columns = b.n + b.lanes - 1;
+    C* to = offsets + b.rows[0].head * all + b.p.N - 1 + b.rows[0].position - b.first - (b.n - 1);
+    for (int64_t c = 0; c < columns; c += W) {
+        Vec<C> total{};
+        const int64_t begin = most(0, b.n - 1 - c - (W - 1)), end = least(b.n, b.n - 1 - c + b.lanes);
+        for (int64_t j = begin; j < end; ++j) total += load(panel + j * pitch + W + c - (b.n - 1) + j);
+        for (int i = 0; i < least(W, columns - c); ++i) to[c + i] += total[i] * unit;
+    }
+}
+
+// The gradient of a dense bias, row by row; a broadcast axis of keys is summed.
+template <class C> void add_rows_of(const Grid& g, const Block<C>& b, const C* dx, C unit, C* panel) {
+    transpose(dx, b.lanes, b.n, b.lanes, panel, kBlock);
+    for (int r = 0; r < b.row_count; ++r) {
+        const Row& row = b.rows[r];
+        C* to = reinterpret_cast<C*>(const_cast<char*>(g.data)) + b.batch * g.batch + row.head * g.head +
+                row.query * g.row + b.first * g.col;
+        const C* from = panel + r * kBlock;
+        if (g.col == 1)
+            for (int64_t j = 0; j < b.n; ++j) to[j] += from[j] * unit;
+        else
+            for (int64_t j = 0; j < b.n; ++j) to[j * g.col] += from[j] * unit;
+    }
+}
+
+// Everything of one visitor in one block but dQ, dK and dV.
+template <class C, int NV>
+void visit(const Problem& p, const Gradients& g, const Square& task, const Visitor<C>& x, const Operand& k,
+           const Operand& v, const Block<C>& b, C* dx, C* logits, Range partial, C* spare) {
+    const bool tilted = !p.softcap;
+    all_scores<C, NV>(x.q, k.lines<C>().data, k.stride, p.D, b.n, b.s, nullptr, tilted ? tilt(b, spare) : Tilt<C>{});
+    if (!plain(p) || !partial.empty()) to_logits(b, tilted, partial, spare);
+    if (logits) std::memcpy(logits, b.s, b.n * b.lanes * sizeof(C));
+    all_scores<C, NV>(x.dout, v.lines<C>().data, v.stride, p.Dv, b.n, dx, nullptr, Tilt<C>{});
+    weigh<C, NV>(x, b, dx);
+    const C unit = kLog2e<C> / C(p.temperature);
+    if (g.heat) add_heat(x, b, dx, logits);
+    if (g.slopes) add_lean(x, b, dx, spare);
+    if (g.offsets) add_diagonals(b, dx, unit, reinterpret_cast<C*>(task.offsets), spare);
+    if (g.bias.data) add_rows_of(g.bias, b, dx, unit, spare);
+    if (b.steepness)
+        for (int64_t i = 0; i < b.n * b.lanes; i += kWidth<C>) store(dx + i, load(dx + i) * load(b.steepness + i));
+}
+
+// dQ, dK and dV of a block in which something is not finite, which must not reach what may not attend to it
+// though its weight there is 0. Rare, so plain.
+template <class C>
+void multiply_where_allowed(const Problem& p, int64_t batch, const Visitor<C>* visitors, int count, Range keys,
+                            const Operand& k, C* dk, int64_t dk_stride, C* dv, int64_t dv_stride) {
+    const int64_t D = whole_vectors<C>(p.D), Dv = whole_vectors<C>(p.Dv);
+    for (int i = 0; i < count; ++i) {
+        const Visitor<C>& x = visitors[i];
+        for (int64_t j = 0; j < keys.end - keys.begin; ++j)
+            for (int r = 0; r < x.row_count; ++r) {
+                if (!allows(p, x.rows[r], batch, keys.begin + j)) continue;
+                const C weight = x.weights[j * x.lanes() + r], dx = x.dx[j * x.lanes() + r];
+                for (int64_t d = 0; d < p.D; ++d) {
+                    x.dq[r * D + d] += dx * k.lines<C>().row(j)[d];
+                    dk[j * dk_stride + d] += dx * x.q_rows[r * D + d];
+                }
+                for (int64_t d = 0; d < p.Dv; ++d) dv[j * dv_stride + d] += weight * x.dout_rows[r * Dv + d];
+            }
+    }
+}
+
+template <class C> bool copied_for_gradient(const Rows& x, int64_t width) {
+    return x.type != kType<C> || width % kWidth<C> || x.row * int64_t(sizeof(C)) >= kFarApart;
+}
+
+// All visitors in one block of keys.
+template <class C>
+void differentiate_block(const Problem& p, const Gradients& g, const Square& task, const Desk<C>& desk, int count,
+                         bool finite, Range block) {
+    Visible seen[kVisitors];
+    Range keys{block.end, block.begin};  // that some visitor sees
+    for (int i = 0; i < count; ++i) {
+        seen[i] = visible(desk.visitors[i].rows, desk.visitors[i].row_count, p.spans.count, block);
+        if (!seen[i].keys.empty())
+            keys = {least(keys.begin, seen[i].keys.begin), most(keys.end, seen[i].keys.end)};
+    }
+    if (keys.empty()) return;
+    const int64_t n = keys.end - keys.begin;
+    Operand k = in_place(p.k, task.batch, task.head).from(keys.begin);
+    Operand v = in_place(p.v, task.batch, task.head).from(keys.begin);
+    if (copied_for_gradient<C>(p.k, p.D)) k = copy(k, n, p.D, desk.k, whole_vectors<C>(p.D));
+    if (copied_for_gradient<C>(p.v, p.Dv)) v = copy(v, n, p.Dv, desk.v, whole_vectors<C>(p.Dv));
+
+    bool whole = !p.mask.data;  // everybody sees everything
+    Term<C> of_q[kVisitors], of_dout[kVisitors];
+    for (int i = 0; i < count; ++i) {
+        const Visitor<C>& x = desk.visitors[i];
+        const int64_t lanes = x.lanes(), m = seen[i].keys.empty() ? 0 : seen[i].keys.end - seen[i].keys.begin;
+        const int64_t skip = m ? seen[i].keys.begin - keys.begin : 0;
+        whole &= m == n && seen[i].partial.empty();
+        for (C* s : {x.weights, x.dx}) {
+            std::memset(s, 0, skip * lanes * sizeof(C));
+            std::memset(s + (skip + m) * lanes, 0, (n - skip - m) * lanes * sizeof(C));
+        }
+        of_q[i] = {x.dx, lanes, x.q_rows, whole_vectors<C>(p.D), x.row_count};
+        of_dout[i] = {x.weights, lanes, x.dout_rows, whole_vectors<C>(p.Dv), x.row_count};
+        if (!m) continue;
+        const auto at = [&](C* s) { return s ? s + skip * lanes : s; };
+        const Block<C> b{p, x.rows, x.row_count, int(lanes), task.batch, seen[i].keys.begin, m, at(x.weights), at(x.steepness)};
+        const auto see = x.vectors == 3 ? visit<C, 3> : x.vectors == 2 ? visit<C, 2> : visit<C, 1>;
+        see(p, g, task, x, k.from(skip), v.from(skip), b, at(x.dx), at(x.logits), seen[i].partial, desk.spare);
+    }
+
+    C* dk = reinterpret_cast<C*>(address(g.dk, task.batch, task.head, keys.begin));
+    C* dv = reinterpret_cast<C*>(address(g.dv, task.batch, task.head, keys.begin));
+    if (!whole && !(finite && all_finite<C>(k, n, p.D)))
+        return multiply_where_allowed(p, task.batch, desk.visitors, count, keys, k, dk, g.dk.row, dv, g.dv.row);
+    for (int i = 0; i < count; ++i) {
+        if (seen[i].keys.empty()) continue;
+        const Visitor<C>& x = desk.visitors[i];
+        const int64_t skip = seen[i].keys.begin - keys.begin;
+        const Term<C> of_k{x.dx + skip * x.lanes(), x.lanes(), k.lines<C>().row(skip), k.stride,
+                           seen[i].keys.end - seen[i].keys.begin};
+        product<Sum::over_keys>(&of_k, 1, x.row_count, whole_vectors<C>(p.D), x.dq, whole_vectors<C>(p.D));
+    }
+    product<Sum::over_queries>(of_q, count, n, p.D, dk, g.dk.row);
+    product<Sum::over_queries>(of_dout, count, n, p.Dv, dv, g.dv.row);
+}
+
+// The sums of a visitor that has seen all keys of the task.
+template <class C> void farewell(const Problem& p, const Gradients& g, const Square& task, const Visitor<C>& x) {
+    for (int r = 0; r < x.row_count; ++r) {
+        const Row& row = x.rows[r];
+        C* dq = reinterpret_cast<C*>(address(g.dq, task.batch, row.head, row.query));
+        for (int64_t d = 0; d < p.D; ++d) dq[d] += x.dq[r * whole_vectors<C>(p.D) + d] * query_factor<C>(p);
+        if (g.heat) reinterpret_cast<C*>(g.heat)[(task.batch * p.Hq + row.head) * p.N + row.query] += x.heat[r];
+        if (g.slopes) reinterpret_cast<C*>(task.slopes)[row.head] -= x.lean[r] * kLog2e<C> / C(p.temperature);
+    }
+}
+
+template <class C> void differentiate(const Problem& p, const Gradients& g, const Square& task, char* memory) {
+    constexpr int W = kWidth<C>, lanes = kMaxLanes<C>;
+    Arena arena{reinterpret_cast<uintptr_t>(memory)};
+    Desk<C> desk = lay_out<C>(p, g, arena);
+    const int64_t first_head = task.head * (p.Hq / p.Hkv);
+    for (int64_t from = task.row_begin; from < task.row_end; from += kVisitors * lanes) {
+        const int64_t rows = least(task.row_end - from, kVisitors * lanes);
+        for (int64_t r = 0; r < rows; ++r) desk.rows[r] = row_of(p, task.batch, first_head, from + r);
+        const int count = int(ceil_div(rows, lanes));
+        bool finite = true;
+        for (int i = 0; i < count; ++i) {
+            Visitor<C>& x = desk.visitors[i];
+            x.rows = desk.rows + i * lanes;
+            x.row_count = int(least(rows - i * lanes, lanes));
+            x.vectors = int(ceil_div(x.row_count, W));
+            welcome(p, g, task.batch, x, desk.spare);
+            const auto plain = [&](const C* data, int64_t width) {
+                return all_finite<C>({reinterpret_cast<const char*>(data), kType<C>, whole_vectors<C>(width)}, x.row_count, width);
+            };
+            finite = finite && plain(x.q_rows, p.D) && plain(x.dout_rows, p.Dv);
+        }
+        for (Range run{task.key_begin, task.key_begin};;) {
+            run = next_run(desk.rows, int(rows), p.spans.count, run.end, task.key_end);
+            if (run.empty()) break;
+            for (int64_t j = run.begin; j < run.end; j += kBlock)
+                differentiate_block(p, g, task, desk, count, finite, {j, least(j + kBlock, run.end)});
+        }
+        for (int i = 0; i < count; ++i) farewell(p, g, task, desk.visitors[i]);
+    }
+}
+
+}  // namespace limelight::LIMELIGHT_ISA

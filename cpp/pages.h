@@ -1,0 +1,14 @@
+// What a large call costs beside its work.
+#pragma once
+
+#include "problem.h"
+
+namespace limelight {
+
+// Waking a thread costs more than a few microseconds of work saves: multiplications that are worth it.
+constexpr double kWorthAThread = 1e6;
+
+// Large results are fresh memory, whose first touch costs a page fault for every page: ask for large ones.
+void ask_for_large_pages(const Rows& x, int64_t batch, int64_t heads, int64_t rows, int64_t width);
+
+}  // namespace limelight

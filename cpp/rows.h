@@ -1,0 +1,122 @@
+// Rows of tensors: where they lie, copies of them in the compute type, and turned into lanes.
+#pragma once
+
+#include "few.h"
+#include "spans.h"
+#include "transpose.h"
+
+namespace limelight::LIMELIGHT_ISA {
+
+template <class C> constexpr Type kType = sizeof(C) == 8 ? Type::f64 : Type::f32;
+template <class C> constexpr int kMaxLanes = 3 * kWidth<C>;
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+template <class C> int64_t whole_vectors(int64_t n) { return ceil_div(n, kWidth<C>) * kWidth<C>; }
+
+// Rows that are far apart share few cache sets, and a block of them then drives itself out.
+constexpr int64_t kFarApart = 2048;
+
+// Hands out aligned pieces of a thread's scratch memory; from 0 on it measures what they take.
+struct Arena {
+    uintptr_t next;
+    template <class T> T* take(int64_t n) {
+        T* piece = reinterpret_cast<T*>(next);
+        next += ceil_div(n * sizeof(T), 64) * 64;
+        return piece;
+    }
+};
+
+// f(a number of this type)
+template <class F> LIMELIGHT_INLINE void with_type(Type type, F&& f) {
+    switch (type) {
+        case Type::f32: f(float{}); break;
+        case Type::f64: f(double{}); break;
+        case Type::bf16: f(bf16{}); break;
+        case Type::f16: f(f16{}); break;
+    }
+}
+
+// The same for what is read in place: doubles are computed from doubles alone, floats from the others.
+template <class C, class F> LIMELIGHT_INLINE void with_element(Type type, F&& f) {
+    if constexpr (sizeof(C) == 8) {
+        f(double{});
+    } else {
+        if (type == Type::bf16) f(bf16{});
+        else if (type == Type::f16) f(f16{});
+        else f(float{});
+    }
+}
+
+// Rows of K or V where they lie, or a copy in the compute type.
+struct Operand {
+    const char* data;
+    Type type;
+    int64_t stride;
+
+    int64_t pitch() const { return stride * int64_t(size_of(type)); }  // in bytes
+    template <class E> Lines<E> lines() const { return {reinterpret_cast<const E*>(data), stride}; }
+    Operand from(int64_t j) const { return {data + j * pitch(), type, stride}; }
+};
+
+LIMELIGHT_INLINE char* address(const Rows& x, int64_t batch, int64_t head, int64_t row = 0) {
+    return const_cast<char*>(x.data) + (batch * x.batch + head * x.head + row * x.row) * int64_t(size_of(x.type));
+}
+
+LIMELIGHT_INLINE Operand in_place(const Rows& x, int64_t batch, int64_t head) {
+    return {address(x, batch, head), x.type, x.row};
+}
+
+// to[d] = factor · from[d], filled with zeros up to `pitch`.
+template <class C> LIMELIGHT_INLINE void widen_row(const char* from, Type type, int64_t width, C factor, C* to, int64_t pitch) {
+    with_type(type, [&](auto e) {
+        using E = decltype(e);
+        for (int64_t d = 0; d < width; ++d) to[d] = C(widen(reinterpret_cast<const E*>(from)[d])) * factor;
+    });
+    for (int64_t d = width; d < pitch; ++d) to[d] = 0;
+}
+
+// n rows of `width` in the compute type, one after the other, each filled up to `pitch`.
+template <class C> Operand copy(const Operand& x, int64_t n, int64_t width, C* buffer, int64_t pitch) {
+    for (int64_t j = 0; j < n; ++j) widen_row(x.from(j).data, x.type, width, C(1), buffer + j * pitch, pitch);
+    return {reinterpret_cast<const char*>(buffer), kType<C>, pitch};
+}
+
+// The rows of a strip in the compute type. Lanes without a row repeat the last one.
+template <class C>
+void gather(const Rows& x, int64_t batch, const Row* rows, int row_count, int lanes, int64_t width, C factor, C* to,
+            int64_t pitch) {
+    for (int r = 0; r < lanes; ++r) {
+        const Row& row = rows[least(r, row_count - 1)];
+        widen_row(address(x, batch, row.head, row.query), x.type, width, factor, to + r * pitch, pitch);
+    }
+}
+
+// 0 · x is 0 for every finite x and NaN for the others.
+template <class C> bool all_finite(const Operand& v, int64_t n, int64_t width) {
+    constexpr int W = kWidth<C>;
+    Vec<C> probe[2] = {};
+    C rest = 0;
+    with_element<C>(v.type, [&](auto e) {
+        using E = decltype(e);
+        for (int64_t j = 0; j < n; ++j) {
+            const E* row = v.lines<E>().row(j);
+            int64_t d = 0;
+            for (; d + W <= width; d += W) probe[d / W % 2] += load_as<C>(row + d) * C(0);
+            for (; d < width; ++d) rest += C(widen(row[d])) * C(0);
+        }
+    });
+    return sum<C>(probe[0] + probe[1]) + rest == C(0);
+}
+
+// Row r of the queries of the heads from `head` on.
+inline Row row_of(const Problem& p, int64_t batch, int64_t head, int64_t r) {
+    Row row;
+    const int64_t member = r / p.N;
+    row.head = head + member;
+    row.query = r - member * p.N;
+    row.position = p.M - p.N + row.query;
+    row.spans = p.spans.data ? p.spans.data + batch * p.spans.batch + row.query * p.spans.count * 2 : nullptr;
+    return row;
+}
+
+}  // namespace limelight::LIMELIGHT_ISA

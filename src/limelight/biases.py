@@ -271,7 +271,7 @@ class Sum(Bias):
         self.lead()
 
     def lead(self) -> tuple[int, int]:
-        return common_lead(repr(self), self.left.lead(), self.right.lead())
+        return common_lead(self, self.left.lead(), self.right.lead())
 
     def values(self, i: Tensor, j: Tensor, N: int, M: int, dtype: torch.dtype | None = None) -> Tensor:
         return self.left.values(i, j, N, M, dtype) + self.right.values(i, j, N, M, dtype)

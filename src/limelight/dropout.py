@@ -32,7 +32,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: Tensor, rounds:
 
 
 def factors(
-    rate: float, seed: int | Tensor, batch: int, heads: int, rows: Tensor, cols: Tensor, dtype: torch.dtype
+    rate: float, seed: int | Tensor | None, batch: int, heads: int, rows: Tensor, cols: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """What dropout multiplies the weights with, ``(batch, heads, rows, cols)``: 0, or ``1 / (1 - rate)``."""
     device = rows.device

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from limelight.shapes import at, common_lead, dense_lead, fit_dense
 from limelight.spans import document_spans, intersection, single, union
+from limelight.transforms import transformed
 
 
 class Lowered(NamedTuple):
@@ -183,7 +184,7 @@ def _counts(mask: str, name: str, value: object) -> Tensor:
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"{mask}: {name} must be whole numbers, not {tensor.dtype}")
     tensor = tensor.detach().to(torch.int64).reshape(-1)
-    if not torch.compiler.is_compiling() and tensor.numel() and int(tensor.min()) < 0:
+    if not transformed() and tensor.numel() and int(tensor.min()) < 0:
         raise ValueError(f"{mask}: {name} = {int(tensor.min())} is negative; it counts keys, so give 0 or more")
     return tensor
 
@@ -254,7 +255,7 @@ class Padding(Mask):
         return Lowered(single(0, _column(self._lengths), N, M), None)
 
     def _fit(self, M: int) -> None:
-        if torch.compiler.is_compiling():  # where values are not known; lengths are clipped
+        if transformed():  # where values are not known; lengths are clipped
             return
         longest = int(self._lengths.max()) if self._lengths.numel() else 0
         if longest > M:
@@ -414,7 +415,7 @@ class _Pair(Mask):
     right: Mask
 
     def lead(self) -> tuple[int, int]:
-        return common_lead(repr(self), self.left.lead(), self.right.lead())
+        return common_lead(self, self.left.lead(), self.right.lead())
 
     def _extent(self) -> tuple[int, int]:
         own = [m._extent() for m in (self.left, self.right) if _bound(m)]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from limelight.biases import ALiBi, Bias, DenseBias, Offsets
 from limelight.masks import Dense, Mask, Spans
+from limelight.transforms import transformed
 
 _STRIDED = torch.strided
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -35,7 +36,7 @@ class Terms(NamedTuple):
     scale: float
     softcap: float
     dropout: float
-    seed: int | Tensor
+    seed: int | Tensor | None
 
 
 def compute_dtype(q: Tensor) -> torch.dtype:
@@ -75,6 +76,8 @@ class Problem:
         sink: Tensor | float | None = None,
         temperature: float | Tensor = 1.0,
     ) -> None:
+        if torch.is_autocast_enabled("cpu"):
+            q, k = _autocast(q), _autocast(k)
         dtype = _check_tensor("q", q)
         if _check_tensor("k", k) is not dtype:
             raise TypeError(f"q is {q.dtype} and k is {k.dtype}; convert one with .to()")
@@ -137,6 +140,8 @@ class Problem:
 
     def check_values(self, v: Tensor) -> Tensor:
         """``v`` as a four-dimensional tensor that fits, or an error."""
+        if torch.is_autocast_enabled("cpu"):
+            v = _autocast(v)
         _check_tensor("v", v)
         *lead, heads, keys, _ = v.shape if v.ndim > 2 else (0, 0, 0)
         _, _, Hkv, _, M, _ = self.sizes
@@ -172,6 +177,13 @@ def raised(q: Tensor, k: Tensor, t: Terms) -> Problem:
 def batched(x: Tensor) -> Tensor:
     """``(…, H, N, D)`` as ``(B, H, N, D)``."""
     return x[None] if x.ndim == 3 else x.flatten(0, -4) if x.ndim > 4 else x
+
+
+def _autocast(x: Any) -> Any:
+    """``x`` in the type of ``torch.autocast``, as PyTorch's own attention takes it."""
+    able = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+    device = x.device.type if able else ""
+    return x.to(torch.get_autocast_dtype(device)) if able and torch.is_autocast_enabled(device) else x
 
 
 def _kind(value: object) -> str:
@@ -244,7 +256,7 @@ def _number(name: str, value: Any) -> float:
 
 def _finite(name: str, value: Any) -> float:
     number = _number(name, value)
-    if not math.isfinite(number):
+    if not -math.inf < number < math.inf:
         raise ValueError(f"{name} = {number} must be finite")
     return number
 
@@ -267,10 +279,11 @@ def check_dropout(value: Any) -> float:
 def _check_temperature(value: Any) -> float | Tensor:
     if value.__class__ is float and 0 < value < math.inf:
         return value
-    if isinstance(value, Tensor) and value.requires_grad:
+    if isinstance(value, Tensor) and (value.requires_grad or transformed()):
         if value.numel() != 1:
             raise ValueError(f"temperature has shape {tuple(value.shape)}; it must be one number")
-        _positive("temperature", value.detach())
+        if not transformed():  # where values are not known
+            _positive("temperature", value.detach())
         return value
     return _positive("temperature", value)
 

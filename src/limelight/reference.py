@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from limelight.problem import Problem
+from limelight.transforms import transformed
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def cooled(logits: Tensor, temperature: float | Tensor) -> Tensor:
 def mix(weights: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
     """``weights @ v``, in which a value that is not finite reaches only the queries that may attend to it."""
     strange = ~torch.isfinite(v).all(-1)
-    if allowed is None or not bool(strange.any()):
+    if allowed is None or v.is_meta or transformed() or not bool(strange.any()):
         return grouped(weights, v)
     out = grouped(weights, v.masked_fill(strange[..., None], 0.0))
     allowed = allowed.expand(weights.shape)

@@ -31,8 +31,8 @@ def dense_lead(tensor: Tensor) -> tuple[int, int]:
     return math.prod(batch), heads
 
 
-def common_lead(text: str, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+def common_lead(who: object, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
     """The batch elements and heads of a combination, or an error that says what clashes."""
     if any(x != y and 1 not in (x, y) for x, y in zip(a, b, strict=True)):
-        raise ValueError(f"{text}: one side has (batch, heads) = {a} and the other {b}")
+        raise ValueError(f"{who!r}: one side has (batch, heads) = {a} and the other {b}")
     return (a[0] if b[0] == 1 else b[0]), (a[1] if b[1] == 1 else b[1])

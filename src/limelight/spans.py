@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from limelight.transforms import transformed
+
 _MOST_RUNS = 64
 
 
@@ -72,8 +74,9 @@ def _(queries: Tensor, keys: Tensor, present: Tensor) -> Tensor:
 
 def document_spans(queries: Tensor, keys: Tensor, present: Tensor) -> Tensor:
     """``runs_of``, which ``torch.compile`` takes as one step with one run to a document."""
-    if torch.compiler.is_compiling():
-        return _runs_of_op(queries, keys, present)
+    if transformed():
+        spans: Tensor = _runs_of_op(queries, keys, present)
+        return spans
     return runs_of(queries.cpu(), keys.cpu(), present.cpu())
 
 
@@ -109,7 +112,7 @@ def _tidy(begin: Tensor, end: Tensor, M: int, most: int) -> Tensor:
     if begin.shape[2] > 1:
         begin, order = torch.sort(begin, dim=2, stable=True)
         end = end.gather(2, order)
-        if not torch.compiler.is_compiling() and begin.numel():
+        if not transformed() and begin.numel():
             most = max(int((begin < end).sum(2).max()), 1)
         begin, end = begin[..., :most], end[..., :most]
     return torch.stack([begin, end], -1)

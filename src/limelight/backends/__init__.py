@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from limelight.backends import native, ops, portable
 from limelight.dropout import new_seed
-from limelight.problem import Problem
+from limelight.problem import Problem, SlowPathWarning
+from limelight.transforms import transformed
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,11 @@ _NATIVE = Backend("native", "float tensors on the CPU")
 
 def choose(p: Problem) -> Backend:
     """The backend that will compute this."""
-    if p.on_cpu:
-        return _NATIVE
-    return Backend("portable", f"the tensors are on {p.q.device}, the kernels run on the CPU")
+    if not p.on_cpu:
+        return Backend("portable", f"the tensors are on {p.q.device}, the kernels run on the CPU")
+    if forward_ad._current_level >= 0:
+        return Backend("portable", "a forward-mode derivative may be asked for, which the kernels do not compute")
+    return _NATIVE
 
 
 def run(
@@ -38,23 +43,17 @@ def run(
 ) -> tuple[Tensor, Tensor | None]:
     """The output ``(B, H, N, Dv)``, and the log-sum-exp ``(B, H, N)`` if asked for."""
     if backend is None:
-        backend = "native" if p.on_cpu else "portable"
-    elif backend == "native" and not p.on_cpu:
-        raise ValueError(f"backend='native' cannot compute this: {choose(p).reason}; use backend='portable'")
+        chosen = choose(p)
+        if chosen is not _NATIVE and p.on_cpu:
+            warnings.warn(f"limelight computes this in plain torch: {chosen.reason}", SlowPathWarning, stacklevel=4)
+        backend = chosen.name
+    elif backend == "native" and (chosen := choose(p)) is not _NATIVE:
+        raise ValueError(f"backend='native' cannot compute this: {chosen.reason}; use backend='portable'")
     elif backend not in ("native", "portable"):
         raise ValueError(f"backend = {backend!r}; there are 'native' and 'portable'")
     terms = p.lower(dropout, new_seed()) if dropout else p.lower()
     if backend == "portable":
         return portable.forward(p, v, terms)
-    if _transformed() or (torch.is_grad_enabled() and (v.requires_grad or p.requires_grad)):
+    if transformed() or (torch.is_grad_enabled() and (v.requires_grad or p.requires_grad)):
         return ops.attention(p.q, p.k, v, terms)
     return native.forward(p.q, p.k, v, terms, lse)
-
-
-def _transformed() -> bool:
-    """Whether the tensors may stand for something else: under torch.compile, torch.func or a dispatch mode."""
-    return bool(
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-    )

@@ -163,9 +163,7 @@ def backward(
 _NAMES = ("q", "k", "v", "out", "dout")
 
 
-def _of_the_softmax(
-    lse: Tensor, delta: Tensor, heat: Tensor | None, t: Terms
-) -> tuple[Tensor | None, Tensor | None]:
+def _of_the_softmax(lse: Tensor, delta: Tensor, heat: Tensor | None, t: Terms) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of the sink and of the temperature, summed in one order whatever the threads.
 
     A sink has the weight ``p = exp(sink / temperature - lse)`` and no value, so that its logit gets ``-p δ``.
@@ -201,14 +199,14 @@ def zeros_as(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def readable(name: str, x: Tensor) -> Tensor:
     """``x``, or a copy if it cannot be read where it lies, which is said."""
-    if x.stride(3) != 1 and x.shape[3] > 1 and x.numel():
-        if name != "dout":  # an expanded gradient, such as that of a sum, is nobody's fault
-            warnings.warn(
-                f"the last axis of {name} {tuple(x.shape)} is not contiguous, so {name} is copied on every call; "
-                "call .contiguous() once instead",
-                SlowPathWarning,
-                stacklevel=5,
-            )
+    expanded = name == "dout"  # such as the gradient of a sum, which nobody made so
+    if x.stride(3) != 1 and x.shape[3] > 1 and not expanded:
+        warnings.warn(
+            f"the last axis of {name} {tuple(x.shape)} is not contiguous, so {name} is copied on every call; "
+            "call .contiguous() once instead",
+            SlowPathWarning,
+            stacklevel=5,
+        )
     if x._is_zerotensor():
         x = x.clone()
     return x.resolve_neg().contiguous() if x.is_neg() or x.stride(3) != 1 else x
@@ -237,7 +235,7 @@ class _Held:
 
     def __init__(self, t: Terms, q: Tensor, sizes: tuple[int, int, int, int]) -> None:
         spans, mask, slopes, offsets, bias, sink, temperature, scale, softcap, dropout, seed = t
-        B, H, N, M = sizes
+        B, _, N, M = sizes
         T = float(temperature)
         keys = None
         if spans is not None:
@@ -268,7 +266,7 @@ class _Held:
             softcap,
             T,
             dropout,
-            int(seed),
+            int(seed or 0),
         )
 
 

@@ -18,8 +18,8 @@ _TERMS = (
     "Tensor? spans, Tensor? mask, Tensor? slopes, Tensor? offsets, Tensor? bias, Tensor? sink, Tensor temperature, "
     "float scale, float softcap, float dropout, Tensor? seed"
 )
-# The terms that a gradient may be asked of, by their place among the arguments of the forward.
-_LEARNED = {name: 3 + Terms._fields.index(name) for name in ("slopes", "offsets", "bias", "sink", "temperature")}
+# The places among the terms of those that a gradient may be asked of.
+_LEARNED = [Terms._fields.index(name) for name in ("slopes", "offsets", "bias", "sink", "temperature")]
 
 _library = torch.library.Library("limelight", "FRAGMENT")
 _library.define(f"attention(Tensor q, Tensor k, Tensor v, {_TERMS}) -> (Tensor, Tensor)")
@@ -35,17 +35,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, t: Terms) -> tuple[Tensor, Tensor
     if not isinstance(temperature, Tensor):
         temperature = torch.tensor(temperature, dtype=torch.float64)
     seed = t.seed if isinstance(t.seed, Tensor) else None
-    out, lse = torch.ops.limelight.attention(q, k, v, *t._replace(temperature=temperature, seed=seed))
-    return out, lse
-
-
-def _terms(terms: Any) -> Terms:
-    t = Terms(*terms)
-    return t if t.seed is not None else t._replace(seed=0)
+    apply: Any = torch.ops.limelight.attention if torch.compiler.is_compiling() else _Attention.apply
+    result: tuple[Tensor, Tensor] = apply(q, k, v, *t._replace(temperature=temperature, seed=seed))
+    return result
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *terms: Any) -> tuple[Tensor, Tensor]:
-    out, lse = native.forward(q, k, v, _terms(terms), want_lse=True)
+    out, lse = native.forward(q, k, v, Terms(*terms), want_lse=True)
     assert lse is not None
     return out, lse
 
@@ -56,78 +52,110 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *terms: Any) -> tuple[Tensor,
 
 def _backward(dout: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any) -> Any:
     *terms, wanted = rest
-    return [x for x in native.backward(dout, dlse, q, k, v, out, lse, _terms(terms), wanted) if x is not None]
+    return [x for x in native.backward(dout, dlse, q, k, v, out, lse, Terms(*terms), wanted) if x is not None]
 
 
 def _fake_backward(
     dout: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
 ) -> Any:
     *terms, wanted = rest
-    learned = [terms[place - 3] for place, wants in zip(_LEARNED.values(), wanted, strict=True) if wants]
-    return [*(native.zeros_as(x, x.dtype) for x in (q, k, v)), *(torch.empty_like(x) for x in learned)]
+    learned = [terms[i] for i, wants in zip(_LEARNED, wanted, strict=True) if wants]
+    return [*(native.zeros_as(x, x.dtype) for x in (q, k, v)), *(x.new_empty(x.shape) for x in learned)]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.tensors = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any = ()) -> None:
+    ctx.places = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
     ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
-    ctx.save_for_backward(*(inputs[i] for i in ctx.tensors), *output)
+    ctx.save_for_backward(*(inputs[i] for i in ctx.places), *output)
+
+
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _save(ctx, inputs)
+
+
+def _saved(ctx: Any) -> tuple[list[Any], list[Tensor]]:
+    """The inputs, and the outputs that were saved with them."""
+    inputs = list(ctx.others)
+    tensors = list(ctx.saved_tensors)
+    for i in ctx.places:
+        inputs[i] = tensors.pop(0)
+    return inputs, tensors
 
 
 def _differentiate(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Any, ...]:
-    *tensors, out, lse = ctx.saved_tensors
-    inputs = list(ctx.others)
-    for i, x in zip(ctx.tensors, tensors, strict=True):
-        inputs[i] = x
-    needs = ctx.needs_input_grad
-    if torch.is_grad_enabled():
-        return _twice_differentiable(inputs, needs, dout, dlse)
-    wanted = [inputs[i] is not None and needs[i] for i in _LEARNED.values()]
-    found = iter(torch.ops.limelight.attention_backward(dout, dlse, *inputs[:3], out, lse, *inputs[3:], wanted))
-    grads: list[Tensor | None] = [None] * len(inputs)
-    grads[:3] = [next(found), next(found), next(found)]
-    for i, wants in zip(_LEARNED.values(), wanted, strict=True):
-        grads[i] = next(found) if wants else None
-    return tuple(grads)
+    (q, k, v, *terms), (out, lse) = _saved(ctx)
+    wanted = [terms[i] is not None and ctx.needs_input_grad[3 + i] for i in _LEARNED]
+    apply: Any = torch.ops.limelight.attention_backward if torch.compiler.is_compiling() else _Gradient.apply
+    dq, dk, dv, *learned = apply(dout, dlse, q, k, v, out, lse, *terms, wanted)
+    grads: list[Tensor | None] = [None] * len(terms)
+    for i, wants in zip(_LEARNED, wanted, strict=True):
+        grads[i] = learned.pop(0) if wants else None
+    return dq, dk, dv, *grads
 
 
-def _twice_differentiable(inputs: list[Any], needs: tuple[bool, ...], dout: Tensor, dlse: Tensor) -> tuple[Any, ...]:
-    """The same gradients as a function that autograd can differentiate again."""
-    q, k, v, *rest = inputs
-    t = _terms(rest)
-    out, lse = portable.forward(raised(q, k, t), v, t)
-    asked = [i for i, need in enumerate(needs) if need]
-    lse = torch.where(lse == -torch.inf, 0.0, lse)
-    found = torch.autograd.grad(
-        (out, lse), [inputs[i] for i in asked], (dout, dlse), create_graph=True, allow_unused=True
-    )
-    grads: list[Tensor | None] = [None] * len(inputs)
-    for i, x in zip(asked, found, strict=True):
+def _differentiate_twice(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+    """The gradient's own gradient: that of the portable backend, whose every step torch can differentiate."""
+    (dout, dlse, q, k, v, _, _, *terms, wanted), _ = _saved(ctx)
+    places = [i for i, wants in zip(_LEARNED, wanted, strict=True) if wants]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor]:
+        mine = list(terms)
+        for i, x in zip(places, learned, strict=True):
+            mine[i] = x
+        t = Terms(*mine)
+        out, lse = portable.forward(raised(q, k, t), v, t)
+        return out, torch.where(lse == -torch.inf, 0.0, lse)
+
+    def gradient(dout: Tensor, dlse: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        grads: tuple[Tensor, ...] = torch.func.vjp(attend, *inputs)[1]((dout, dlse))
+        return grads
+
+    pull = torch.func.vjp(gradient, dout, dlse, q, k, v, *(terms[i] for i in places))[1]
+    listed = isinstance(cotangents[0], (list, tuple))  # as an operator's list of results has them
+    ddout, ddlse, dq, dk, dv, *learned = pull(tuple(cotangents[0] if listed else cotangents))
+    grads: list[Tensor | None] = [None] * len(terms)
+    for i, x in zip(places, learned, strict=True):
         grads[i] = x
-    return tuple(grads)
+    return ddout, ddlse, dq, dk, dv, None, None, *grads, None
 
 
-def _vmap_forward(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-    return _one_by_one(torch.ops.limelight.attention, info, in_dims, args)
+def _one_by_one(op: Any) -> Any:
+    """The rule for ``vmap`` that calls ``op`` for every element of the mapped axes."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        parts = [
+            x.unbind(d) if isinstance(d, int) else [x] * info.batch_size for x, d in zip(args, in_dims, strict=True)
+        ]
+        results = [op(*part) for part in zip(*parts, strict=True)]
+        stacked = [torch.stack(x) for x in zip(*results, strict=True)]
+        return (tuple(stacked), (0,) * len(stacked)) if isinstance(results[0], tuple) else (stacked, [0] * len(stacked))
+
+    return rule
 
 
-def _vmap_backward(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-    return _one_by_one(torch.ops.limelight.attention_backward, info, in_dims, args)
+class _Attention(torch.autograd.Function):
+    """The derivative once more for eager calls: in this form ``torch.func`` takes it."""
+
+    forward = staticmethod(torch.ops.limelight.attention)
+    setup_context = staticmethod(_save)
+    backward = staticmethod(_differentiate)
+    vmap = staticmethod(lambda *args: _one_by_one(_Attention.apply)(*args))
 
 
-def _one_by_one(op: Any, info: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Calls ``op`` for every element of the mapped axes."""
-    parts = [x if d is None else x.unbind(d) for x, d in zip(args, in_dims, strict=True)]
-    results = [
-        op(*(p if d is None else p[i] for p, d in zip(parts, in_dims, strict=True))) for i in range(info.batch_size)
-    ]
-    stacked = [torch.stack(x) for x in zip(*results, strict=True)]
-    return (tuple(stacked), (0,) * len(stacked)) if isinstance(results[0], tuple) else (stacked, [0] * len(stacked))
+class _Gradient(torch.autograd.Function):
+    forward = staticmethod(lambda *inputs: tuple(torch.ops.limelight.attention_backward(*inputs)))
+    setup_context = staticmethod(_save_inputs)
+    backward = staticmethod(_differentiate_twice)
+    vmap = staticmethod(lambda *args: _one_by_one(_Gradient.apply)(*args))
 
 
-_library.impl("attention", _forward, "CPU")
-_library.impl("attention_backward", _backward, "CPU")
-torch.library.register_fake("limelight::attention", _fake_forward, lib=_library)
-torch.library.register_fake("limelight::attention_backward", _fake_backward, lib=_library)
-torch.library.register_autograd("limelight::attention", _differentiate, setup_context=_setup_context, lib=_library)
-torch.library.register_vmap("limelight::attention", _vmap_forward, lib=_library)
-torch.library.register_vmap("limelight::attention_backward", _vmap_backward, lib=_library)
+def _register(name: str, compute: Any, fake: Any, derivative: Any, save: Any) -> None:
+    _library.impl(name, compute, "CPU")
+    qualified = f"limelight::{name}"
+    torch.library.register_fake(qualified, fake, lib=_library)
+    torch.library.register_autograd(qualified, derivative, setup_context=save, lib=_library)
+    torch.library.register_vmap(qualified, _one_by_one(getattr(torch.ops.limelight, name)), lib=_library)
+
+
+_register("attention", _forward, _fake_forward, _differentiate, _save)
+_register("attention_backward", _backward, _fake_backward, _differentiate_twice, _save_inputs)

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from limelight.dropout import factors
 from limelight.problem import Problem, Terms
 from limelight.reference import steps
+from limelight.transforms import transformed
 
 _SCORES = 2**22  # how many scores may exist at a time
 
@@ -23,6 +24,7 @@ def forward(p: Problem, v: Tensor, t: Terms) -> tuple[Tensor, Tensor]:
     B, H, _, N, M, _ = p.sizes
     step = max(1, min(N, _SCORES // max(1, B * H * M)))
     learns = torch.is_grad_enabled() and (v.requires_grad or p.requires_grad)
+    again = learns and not transformed()  # checkpoint does not know torch.func
 
     def block(q: Tensor, k: Tensor, v: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         cols = _seen(t.spans, rows, M)
@@ -35,22 +37,20 @@ def forward(p: Problem, v: Tensor, t: Terms) -> tuple[Tensor, Tensor]:
         return s.output.to(v.dtype), s.logsumexp
 
     outs, lses = [], []
-    for first in range(0, N, step):
+    for first in range(0, max(N, 1), step):
         rows = slice(first, min(first + step, N))
-        if learns:
+        if again:
             out, lse = checkpoint(block, p.q, p.k, v, rows, use_reentrant=False)
         else:
             out, lse = block(p.q, p.k, v, rows)
         outs.append(out)
         lses.append(lse)
-    if not outs:
-        return v.new_zeros(B, H, 0, v.shape[3]), p.q.new_zeros(B, H, 0, dtype=p.compute_dtype)
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
 def _seen(spans: Tensor | None, rows: slice, M: int) -> slice:
     """The keys from the first to the last that some of these queries may attend to."""
-    if spans is None or torch.compiler.is_compiling():
+    if spans is None or spans.is_meta or transformed():
         return slice(0, M)
     begin, end = spans[:, rows].unbind(-1)
     seen = begin < end

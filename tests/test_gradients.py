@@ -1,0 +1,271 @@
+"""Gradients: both backends against autograd through the dense reference in float64, and against SDPA's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import limelight as ll
+from conftest import problems, strided
+from limelight import reference
+from limelight.problem import Problem
+
+EPS = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float64: 2.0**-52}
+BACKENDS = pytest.mark.parametrize("backend", ["native", "portable"])
+
+
+def gradients(f: Any, inputs: dict[str, Any], dout: Tensor) -> list[Tensor]:
+    """Of q, k, v, sink, temperature and the tensors of the bias."""
+    inputs = {name: x.detach().requires_grad_() if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    leaves = [x for x in inputs.values() if isinstance(x, Tensor)]
+    if "bias" in inputs:
+        leaves += [x.requires_grad_() for x in inputs["bias"].tensors()]
+    found = torch.autograd.grad(f(**inputs), leaves, dout, allow_unused=True)
+    for x in leaves:
+        x.requires_grad_(False)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]
+
+
+def check(p: dict[str, Any], backend: str) -> None:
+    v = p["v"]
+    shape = (*p["q"].shape[:3], v.shape[3])
+    dout = strided(torch.randn(shape, generator=torch.Generator().manual_seed(7)).to(v.dtype), p["q"].shape[2] % 4)
+    if "temperature" in p:
+        p = {**p, "temperature": torch.tensor(p["temperature"], dtype=torch.float64)}
+
+    def dense(dtype: torch.dtype) -> list[Tensor]:
+        inputs = {n: x.to(dtype) if n in ("q", "k", "v") else x for n, x in p.items()}
+        return gradients(reference.attention, inputs, dout.to(dtype))
+
+    got = gradients(lambda **o: ll.attention(**o, backend=backend), p, dout)
+    want = dense(torch.float64)
+    theirs = dense(torch.promote_types(p["q"].dtype, torch.float32))
+    # The error of the same sums done densely in the same type is the yardstick. To it comes that of exp(x − lse),
+    # which grows with the logit x, of dP − δ, in which sums over the features cancel, and of the output in
+    # δ = Σ dO ∘ O where that is a half.
+    options = {n: x for n, x in p.items() if n not in ("q", "k", "v")}
+    logits = reference.steps(Problem(p["q"].double(), p["k"].double(), **options), None).masked
+    hottest = float(logits[logits.isfinite()].abs().max()) if logits.isfinite().any() else 0.0
+    hottest /= min(1.0, float(p.get("temperature", 1.0)))
+    computed = EPS[torch.promote_types(p["q"].dtype, torch.float32)]
+    rounding = computed * (4 + hottest) + (EPS[v.dtype] if v.dtype.itemsize == 2 else 0.0)
+    span = max(1.0, *(float(p[n].double().abs().max()) for n in ("q", "k"))) * max(1.0, abs(p.get("scale", 1.0)))
+    product = float(dout.double().abs().max()) * float(v.double().abs().max()) * v.shape[3] ** 0.5
+    rough = rounding * span * product / min(1.0, float(p.get("temperature", 1.0)))
+    for a, b, c in zip(got, want, theirs, strict=True):
+        assert a.shape == b.shape
+        if not a.numel():
+            continue
+        error, yardstick = (float((x.double() - b.double()).abs().max()) for x in (a, c))
+        # Sums over all rows, of which those of slopes carry distances.
+        rows = shape[0] * shape[1] * shape[2]
+        summed = rows**0.5 if a.ndim == 4 else rows**0.5 * (shape[2] + v.shape[2])
+        allowed = 4 * yardstick + 16 * max(EPS[a.dtype], computed) * (1 + float(b.abs().max())) + rough * summed
+        assert error <= allowed, f"{tuple(a.shape)}: {error:.2e} > {allowed:.2e}"
+
+
+@settings(max_examples=300)
+@given(problems((torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64)))
+def test_native_equals_the_reference(p: dict[str, Any]) -> None:
+    check(p, "native")
+
+
+@pytest.mark.usefixtures("isa")
+def test_native_equals_the_reference_on_every_instruction_set(isa: str) -> None:
+    @settings(max_examples=80)
+    @given(problems((torch.float32, torch.bfloat16, torch.float64)))
+    def run(p: dict[str, Any]) -> None:
+        check(p, "native")
+
+    run()
+
+
+@settings(max_examples=40)
+@given(problems((torch.float32, torch.float64)))
+def test_portable_equals_the_reference(p: dict[str, Any]) -> None:
+    check(p, "portable")
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    g = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.rand(shape, generator=g, dtype=dtype).requires_grad_()
+
+
+def warm() -> Tensor:
+    return torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"mask": ll.Causal()},
+    {"mask": ll.Causal() & (ll.Window(2) | ll.First(1)), "softcap": 1.5},
+    {"mask": ll.Padding([0, 5]), "sink": leaf(4)},
+    {"mask": ll.Dense(torch.eye(5, 7) > 0), "scale": -0.7},
+    {"bias": ll.Relative(leaf(4, 5)), "temperature": warm()},
+    {"bias": ll.Relative(leaf(1, 5)), "mask": ll.Window(3)},
+    {"bias": ll.Relative.t5(leaf(4, 8), max_distance=6)},
+    {"bias": ll.ALiBi(leaf(4)), "softcap": 0.8},
+    {"bias": ll.ALiBi(leaf(1))},
+    {"bias": ll.DenseBias(leaf(5, 7)), "sink": leaf(4, seed=1), "temperature": warm()},
+    {"bias": ll.DenseBias(leaf(2, 1, 1, 7))},
+    {"bias": ll.DenseBias(leaf(4, 5, 1))},
+    {"bias": ll.DenseBias(leaf(1, 1)) + ll.ALiBi(leaf(4)) + ll.Relative(leaf(4, 3))},
+    {"mask": ll.Documents([0, 0, 0, 1, 1, 2, 2]), "dropout": 0.3},
+]
+
+
+def learned(options: dict[str, Any]) -> list[Tensor]:
+    found = [x for x in options.values() if isinstance(x, Tensor)]
+    return found + (options["bias"].tensors() if "bias" in options else [])
+
+
+@BACKENDS
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_gradcheck(options: dict[str, Any], backend: str) -> None:
+    q, k, v = leaf(2, 4, 5, 3), leaf(2, 2, 7, 3), leaf(2, 2, 7, 2)
+
+    def f(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return ll.attention(q, k, v, **options, backend=backend)
+
+    leaves = (q, k, v, *learned(options))
+    assert torch.autograd.gradcheck(f, leaves)
+    assert torch.autograd.gradgradcheck(f, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("sink", [False, True])
+def test_gradient_of_the_log_sum_exp(sink: bool) -> None:
+    s = leaf(4) if sink else None
+    q, k = leaf(2, 4, 5, 3), leaf(2, 2, 7, 3)
+    assert torch.autograd.gradcheck(
+        lambda q, k, *_: ll.weights(q, k, mask=ll.Causal(), sink=s).logsumexp(), (q, k, *([s] if sink else []))
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(("N", "D", "causal"), [(1021, 64, False), (997, 67, True), (211, 128, True)])
+def test_error_at_most_twice_that_of_sdpa(dtype: torch.dtype, N: int, D: int, causal: bool) -> None:
+    g = torch.Generator().manual_seed(N)
+    q, k, v, dout = (torch.randn(2, 3, N, D, generator=g).to(dtype) for _ in range(4))
+    options: dict[str, Any] = {"mask": ll.Causal()} if causal else {}
+
+    def run(f: Any, dtype: torch.dtype = dtype) -> list[Tensor]:
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        return [x.double() for x in torch.autograd.grad(f(*leaves), leaves, dout.to(dtype))]
+
+    want = run(lambda *x: reference.attention(*x, **options), torch.float64)
+    ours = run(lambda *x: ll.attention(*x, **options))
+    theirs = run(lambda *x: scaled_dot_product_attention(*x, is_causal=causal))
+    for a, b, c in zip(ours, theirs, want, strict=True):
+        floor = EPS[dtype] * float(c.abs().max()) * (16 if dtype == torch.float64 else 0.5)
+        mine, other = float((a - c).abs().max()), float((b - c).abs().max())
+        assert mine <= 2 * other + floor, f"{mine:.2e} against {other:.2e}"
+
+
+EVERYTHING = [
+    ((1, 2, 2, 1009, 1013, 16, 24), {"mask": ll.Causal() & ll.Window(300)}),
+    ((3, 4, 2, 307, 601, 31, 8), {"bias": ll.DenseBias(torch.randn(307, 601)), "softcap": 3.0}),
+    ((2, 4, 4, 499, 1201, 8, 8), {"bias": ll.DenseBias(torch.randn(4, 1, 1))}),
+    ((2, 4, 4, 499, 1201, 8, 8), {"bias": ll.DenseBias(torch.randn(2, 1, 1, 1201))}),
+    ((2, 4, 2, 601, 1103, 16, 16), {"bias": ll.Relative(torch.randn(4, 999)) + ll.ALiBi(torch.rand(4))}),
+    ((1, 2, 1, 1103, 1103, 16, 16), {"sink": torch.randn(2), "temperature": torch.tensor(0.7), "dropout": 0.2}),
+]
+
+
+@pytest.mark.parametrize(("shape", "options"), EVERYTHING, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_gradients_do_not_depend_on_threads_to_the_bit(
+    shape: tuple[int, ...], options: dict[str, Any], dtype: torch.dtype, isa: str, two_threads: None
+) -> None:
+    B, H, Hkv, N, M, D, Dv = shape
+    g = torch.Generator().manual_seed(11)
+    q, k, v = (torch.randn(s, generator=g).to(dtype) for s in ((B, H, N, D), (B, Hkv, M, D), (B, Hkv, M, Dv)))
+    dout = torch.randn(B, H, N, Dv, generator=g).to(dtype)
+    results = []
+    for threads in (1, 2, 3, 7, 2):
+        torch.set_num_threads(threads)
+        torch.manual_seed(5)
+        results.append(gradients(ll.attention, {"q": q, "k": k, "v": v, **options}, dout))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@BACKENDS
+@pytest.mark.parametrize("sink", [None, 0.5])
+def test_a_query_that_may_attend_to_nothing_has_zero_gradients(backend: str, sink: float | None) -> None:
+    q, k, v = (torch.randn(2, 3, n, 8, requires_grad=True) for n in (31, 43, 43))
+    out = ll.attention(q, k, v, mask=ll.Padding([0, 43]), sink=sink, softcap=2.0, backend=backend)
+    grads = torch.autograd.grad(out.sum() + out.square().sum(), (q, k, v))
+    for x in grads:
+        assert (x[0] == 0).all()
+        assert x[1].isfinite().all()
+        assert (x[1] != 0).any()
+
+
+@BACKENDS
+@pytest.mark.parametrize("sizes", [{"N": 0}, {"M": 0}, {"B": 0}, {"Dv": 0}], ids=str)
+def test_empty_sequences(backend: str, sizes: dict[str, int]) -> None:
+    n = {"B": 2, "N": 5, "M": 7, "Dv": 4, **sizes}
+    q, k, v = leaf(n["B"], 4, n["N"], 3), leaf(n["B"], 2, n["M"], 3), leaf(n["B"], 2, n["M"], n["Dv"])
+    table, sink = leaf(4, 5), leaf(4)
+    out = ll.attention(q, k, v, mask=ll.Causal(), bias=ll.Relative(table), sink=sink, backend=backend)
+    for x, g in zip((q, k, v), torch.autograd.grad(out.sum(), (q, k, v, table, sink), allow_unused=True)):  # noqa: B905
+        assert g is None or (g.shape == x.shape and (g == 0).all())
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("where", ["q", "k", "v", "dout"])
+@pytest.mark.parametrize("mask", [None, ll.Causal() & ll.Window(5), ll.Dense(torch.eye(31, 43) > 0)], ids=repr)
+def test_what_is_not_finite_reaches_what_it_touches_and_nothing_else(bad: float, where: str, mask: Any) -> None:
+    g = torch.Generator().manual_seed(1)
+    x = {n: torch.randn(1, 2, r, 8, generator=g) for n, r in (("q", 31), ("k", 43), ("v", 43), ("dout", 31))}
+
+    def run() -> dict[str, Tensor]:
+        leaves = {n: x[n].clone().requires_grad_() for n in "qkv"}
+        out = ll.attention(**leaves, mask=mask)
+        return dict(zip("qkv", torch.autograd.grad(out, list(leaves.values()), x["dout"]), strict=True))
+
+    clean = run()
+    row = 17 if where in ("q", "dout") else 29
+    x[where][0, 1, row, 3] = bad
+    got = run()
+    allowed = torch.ones(31, 43, dtype=torch.bool) if mask is None else mask.dense(31, 43)
+    rows = torch.zeros(31, dtype=torch.bool)  # queries whose weights or gradients may be touched
+    if where in ("q", "dout"):
+        rows[row] = True
+    else:
+        rows = allowed[:, row]
+    keys = allowed[rows].any(0)
+    for name, touched in (("q", rows), ("k", keys), ("v", keys)):
+        assert torch.equal(got[name][0, 0], clean[name][0, 0]), "the other head"
+        torch.testing.assert_close(got[name][0, 1, ~touched], clean[name][0, 1, ~touched])
+    if bad != bad:
+        assert not got["q"][0, 1, rows].isfinite().all(-1).any()
+
+
+@given(st.sampled_from([1, 2, 3]), st.sampled_from([torch.float32, torch.float64]))
+@settings(max_examples=6)
+def test_strided_inputs_give_the_same_bits(kind: int, dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(kind)
+    q, k, v, dout = (torch.randn(2, 3, n, 16, generator=g).to(dtype) for n in (61, 67, 67, 61))
+
+    def run(*x: Tensor) -> tuple[Tensor, ...]:
+        *leaves, d = (y.detach().requires_grad_() for y in x)
+        return torch.autograd.grad(ll.attention(*leaves, mask=ll.Causal()), leaves, d.detach())
+
+    want = run(q, k, v, dout)
+    got = run(*(strided(x, kind) for x in (q, k, v, dout)))
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_the_gradient_of_a_sum_is_expanded() -> None:
+    q, k, v = (torch.randn(1, 2, n, 8, requires_grad=True) for n in (5, 7, 7))
+    got = torch.autograd.grad(ll.attention(q, k, v).sum(), (q, k, v))
+    want = torch.autograd.grad(ll.attention(q, k, v), (q, k, v), torch.ones(1, 2, 5, 8))
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))

@@ -318,10 +318,9 @@ class Documents(Mask):
                     f"Documents: {self._queries.shape[-1]} query ids for {N} queries; give one for each query"
                 )
             return self._queries, self._ids, torch.ones(N, dtype=torch.bool, device=self._ids.device)
-        index = torch.arange(M - N, M, device=self._ids.device)
-        if M == 0:
-            return self._ids.new_zeros(self._ids.shape[0], N), self._ids, index >= 0
-        return self._ids[:, index.clamp(min=0)], self._ids, index >= 0
+        before = max(N - M, 0)  # queries that stand before the first key
+        queries = torch.nn.functional.pad(self._ids[:, M - (N - before) :], (before, 0))
+        return queries, self._ids, torch.arange(N, device=self._ids.device) >= before
 
     def allows(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
         queries, keys, present = (x.to(i.device) for x in self._sides(N, M))

@@ -240,7 +240,7 @@ def _check_bias(bias: Any, sizes: tuple[int, ...]) -> Bias:
 def _check_lead(value: Mask | Bias, sizes: tuple[int, ...]) -> None:
     batch, heads = value.lead()
     for have, want, what in ((batch, sizes[0], "batch elements"), (heads, sizes[1], "heads")):
-        if have not in (1, want):
+        if have != 1 and have != want:
             raise ValueError(f"{value!r} speaks of {have} {what} and q has {want}")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 def fit_dense(name: str, tensor: Tensor, N: int, M: int) -> Tensor:
     """``tensor`` with two to four axes that broadcasts to ``(…, N, M)``, or an error that says what clashes."""
     rows, cols = (1, 1, *tensor.shape)[-2:]
-    if rows not in (1, N) or cols not in (1, M):
+    if (rows != 1 and rows != N) or (cols != 1 and cols != M):
         raise ValueError(
             f"{name}: shape {tuple(tensor.shape)} does not fit {N} queries × {M} keys; "
             f"its last two axes must be {N} (or 1) and {M} (or 1)"
@@ -33,6 +33,6 @@ def dense_lead(tensor: Tensor) -> tuple[int, int]:
 
 def common_lead(who: object, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
     """The batch elements and heads of a combination, or an error that says what clashes."""
-    if any(x != y and 1 not in (x, y) for x, y in zip(a, b, strict=True)):
+    if any(x != y and x != 1 and y != 1 for x, y in zip(a, b, strict=True)):
         raise ValueError(f"{who!r}: one side has (batch, heads) = {a} and the other {b}")
     return (a[0] if b[0] == 1 else b[0]), (a[1] if b[1] == 1 else b[1])

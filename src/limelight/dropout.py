@@ -32,13 +32,14 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: Tensor, rounds:
 
 
 def factors(
-    rate: float, seed: int | Tensor | None, batch: int, heads: int, rows: Tensor, cols: Tensor, dtype: torch.dtype
+    rate: float, seed: Tensor | None, batch: int, heads: int, rows: Tensor, cols: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """What dropout multiplies the weights with, ``(batch, heads, rows, cols)``: 0, or ``1 / (1 - rate)``."""
+    assert seed is not None
     device = rows.device
     b, h = torch.arange(batch, device=device), torch.arange(heads, device=device)
     where = (cols // 4, rows[:, None], h[:, None, None], b[:, None, None, None])
-    words = torch.stack(torch.broadcast_tensors(*philox(where, torch.as_tensor(seed, device=device))))
+    words = torch.stack(torch.broadcast_tensors(*philox(where, seed.to(device))))
     mine = (cols % 4).expand(words.shape[1:])
     word = words.gather(0, mine[None])[0]
     return (word >= int(rate * 2**32)).to(dtype) / (1 - rate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +37,7 @@ class Terms(NamedTuple):
     scale: float
     softcap: float
     dropout: float
-    seed: int | Tensor | None
+    seed: Tensor | None
 
 
 def compute_dtype(q: Tensor) -> torch.dtype:
@@ -76,27 +77,32 @@ class Problem:
         sink: Tensor | float | None = None,
         temperature: float | Tensor = 1.0,
     ) -> None:
-        if torch.is_autocast_enabled("cpu"):
+        if torch._C._is_any_autocast_enabled():
             q, k = _autocast(q), _autocast(k)
         dtype = _check_tensor("q", q)
         if _check_tensor("k", k) is not dtype:
             raise TypeError(f"q is {q.dtype} and k is {k.dtype}; convert one with .to()")
-        try:
-            *lead, Hq, N, D = q.shape
-            *key_lead, Hkv, M, key_D = k.shape
-        except ValueError:
-            raise ValueError(_clash(q, k)) from None
-        if lead != key_lead or key_D != D or D == 0 or (Hq != Hkv and (Hkv == 0 or Hq % Hkv)):
-            raise ValueError(_clash(q, k))
+        given = q, k
+        shape, key_shape = q.shape, k.shape
+        lead = None
+        if not len(shape) == len(key_shape) == 4:
+            lead = shape[:-3]
+            if len(shape) < 3 or len(key_shape) < 3 or lead != key_shape[:-3]:
+                raise ValueError(_clash(q, k))
+            q, k = batched(q), batched(k)
+            shape, key_shape = q.shape, k.shape
+        B, Hq, N, D = shape
+        key_B, Hkv, M, key_D = key_shape
+        if key_B != B or key_D != D or D == 0 or (Hq != Hkv and (Hkv == 0 or Hq % Hkv)):
+            raise ValueError(_clash(*given))
         if M >= 2**31 or N >= 2**31:
             raise ValueError(f"{max(M, N)} positions are more than 2³¹ − 1")
         self.on_cpu = q.is_cpu and k.is_cpu
         if not self.on_cpu:
             _check_device("q", q, "k", k)
-        self.lead = lead
-        self.sizes = (lead[0] if len(lead) == 1 else math.prod(lead), Hq, Hkv, N, M, D)
-        self.q = q if len(lead) == 1 else batched(q)
-        self.k = k if len(lead) == 1 else batched(k)
+        self.lead: Sequence[int] = (B,) if lead is None else lead
+        self.sizes = (B, Hq, Hkv, N, M, D)
+        self.q, self.k = q, k
         self.mask = mask if mask is None else _check_mask(mask, self.sizes)
         self.bias = bias if bias is None else _check_bias(bias, self.sizes)
         self.scale = D**-0.5 if scale is None else _finite("scale", scale)
@@ -115,7 +121,7 @@ class Problem:
         """In which sums are made."""
         return compute_dtype(self.q)
 
-    def lower(self, dropout: float = 0.0, seed: int | Tensor = 0) -> Terms:
+    def lower(self, dropout: float = 0.0, seed: Tensor | None = None) -> Terms:
         """Mask and bias as spans, slopes, offsets and tensors."""
         spans = allowed = slopes = offsets = dense = None
         _, _, _, N, M, _ = self.sizes
@@ -140,19 +146,19 @@ class Problem:
 
     def check_values(self, v: Tensor) -> Tensor:
         """``v`` as a four-dimensional tensor that fits, or an error."""
-        if torch.is_autocast_enabled("cpu"):
+        if torch._C._is_any_autocast_enabled():
             v = _autocast(v)
         _check_tensor("v", v)
-        *lead, heads, keys, _ = v.shape if v.ndim > 2 else (0, 0, 0)
+        shape = v.shape
         _, _, Hkv, _, M, _ = self.sizes
-        if heads != Hkv or keys != M or lead != self.lead:
+        if len(shape) < 3 or shape[-3] != Hkv or shape[-2] != M or shape[:-3] != self.lead:
             raise ValueError(
                 f"v {tuple(v.shape)} does not fit k {(*self.lead, *self.k.shape[1:])}: "
                 f"all axes but the last must be {(*self.lead, Hkv, M)}"
             )
         if not (self.on_cpu and v.is_cpu):
             _check_device("v", v, "k", self.k)
-        return v if len(lead) == 1 else batched(v)
+        return v if len(shape) == 4 else batched(v)
 
 
 def raised(q: Tensor, k: Tensor, t: Terms) -> Problem:

@@ -56,4 +56,4 @@ def run(
         return portable.forward(p, v, terms)
     if transformed() or (torch.is_grad_enabled() and (v.requires_grad or p.requires_grad)):
         return ops.attention(p.q, p.k, v, terms)
-    return native.forward(p.q, p.k, v, terms, lse)
+    return native.forward(p.q, p.k, v, terms, p.sizes, lse)

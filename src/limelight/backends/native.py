@@ -19,8 +19,10 @@ from limelight.problem import SlowPathWarning, Terms, compute_dtype
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, t: Terms, want_lse: bool = False) -> tuple[Tensor, Tensor | None]:
-    """The output, and the log-sum-exp of each row if asked for."""
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, t: Terms, sizes: tuple[int, ...], want_lse: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The output, and the log-sum-exp of each row if asked for; ``sizes`` are ``(B, Hq, Hkv, N, M, D)``."""
     q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
     q_data, k_data, v_data = q.data_ptr(), k.data_ptr(), v.data_ptr()
     in_place = q_strides[3] == k_strides[3] == v_strides[3] == 1 and q_data and k_data and v_data
@@ -28,8 +30,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, t: Terms, want_lse: bool = False) -
         q, k, v = readable("q", q), readable("k", k), readable("v", v)
         q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
         q_data, k_data, v_data = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    B, Hq, N, D = q.shape
-    _, Hkv, M, Dv = v.shape
+    B, Hq, _, N, M, D = sizes
+    Dv = v.shape[3]
     type_of_q, type_of_v = _TYPES[q.dtype], _TYPES[v.dtype]
     out = torch.empty_like(q) if Dv == D and type_of_q == type_of_v else fresh_output(q, v)
     out_strides = out.stride()
@@ -39,10 +41,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, t: Terms, want_lse: bool = False) -
     lse = torch.empty((B, Hq, N), dtype=compute_dtype(q)) if want_lse else None
     if not (B and Hq and N and M):
         return out.zero_(), None if lse is None else lse.fill_(-torch.inf)
-    held = _Held(t, q, (B, Hq, N, M))
+    held = _Held(t, q, sizes)
     _native.forward(
         (
-            (B, Hq, Hkv, N, M, D),
+            sizes,
             Dv,
             type_of_q,
             type_of_v,
@@ -90,6 +92,7 @@ def backward(
     q, k, v, out, dout = (readable(n, x) for n, x in zip(_NAMES, (q, k, v, out, dout), strict=True))
     B, Hq, N, D = q.shape
     _, Hkv, M, Dv = v.shape
+    sizes = (B, Hq, Hkv, N, M, D)
     number = compute_dtype(q)
     wants_slopes, wants_offsets, wants_bias, wants_sink, wants_temperature = wanted
 
@@ -108,10 +111,10 @@ def backward(
     dlse = None if dlse is None else dlse.to(number).contiguous()
     lse = lse.contiguous()
     if B and Hq and N and M:
-        held = _Held(t, q, (B, Hq, N, M))
+        held = _Held(t, q, sizes)
         _native.backward(
             (
-                (B, Hq, Hkv, N, M, D),
+                sizes,
                 Dv,
                 _TYPES[q.dtype],
                 _TYPES[v.dtype],
@@ -232,10 +235,14 @@ class _Held:
     """Addresses of all terms, and the tensors that they point into."""
 
     __slots__ = ("addresses", "tensors")
+    addresses: tuple[object, ...]
 
-    def __init__(self, t: Terms, q: Tensor, sizes: tuple[int, int, int, int]) -> None:
+    def __init__(self, t: Terms, q: Tensor, sizes: tuple[int, ...]) -> None:
         spans, mask, slopes, offsets, bias, sink, temperature, scale, softcap, dropout, seed = t
-        B, _, N, M = sizes
+        if spans is mask is slopes is offsets is bias is sink is seed is None:
+            self.addresses = (None, None, None, 0, 0, 0, scale, softcap, float(temperature), 0.0, 0)
+            return
+        B, H, _, N, M, _ = sizes
         T = float(temperature)
         keys = None
         if spans is not None:
@@ -257,8 +264,8 @@ class _Held:
         self.tensors = (spans, mask, bias, slopes, offsets, sink)
         self.addresses = (
             keys,
-            None if mask is None else _grid(mask, sizes),
-            None if bias is None else _grid(bias, sizes),
+            None if mask is None else _grid(mask, (B, H, N, M)),
+            None if bias is None else _grid(bias, (B, H, N, M)),
             _address(slopes),
             _address(offsets),
             _address(sink),
@@ -266,7 +273,7 @@ class _Held:
             softcap,
             T,
             dropout,
-            int(seed or 0),
+            0 if seed is None else int(seed),
         )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from limelight.backends import native, portable
 from limelight.problem import Terms, compute_dtype, raised
+from limelight.transforms import transformed
 
 _TERMS = (
     "Tensor? spans, Tensor? mask, Tensor? slopes, Tensor? offsets, Tensor? bias, Tensor? sink, Tensor temperature, "
@@ -31,17 +32,24 @@ _library.define(
 
 def attention(q: Tensor, k: Tensor, v: Tensor, t: Terms) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp, differentiable."""
-    temperature = t.temperature
-    if not isinstance(temperature, Tensor):
-        temperature = torch.tensor(temperature, dtype=torch.float64)
-    seed = t.seed if isinstance(t.seed, Tensor) else None
-    apply: Any = torch.ops.limelight.attention if torch.compiler.is_compiling() else _Attention.apply
-    result: tuple[Tensor, Tensor] = apply(q, k, v, *t._replace(temperature=temperature, seed=seed))
+    apply: Any = _Attention.apply
+    if transformed():
+        apply = torch.ops.limelight.attention if torch.compiler.is_compiling() else _FuncAttention.apply
+        t = _in_tensors(t)
+    result: tuple[Tensor, Tensor] = apply(q, k, v, *t)
     return result
 
 
+def _in_tensors(t: Terms) -> Terms:
+    """Terms as the operators take them."""
+    if isinstance(t.temperature, Tensor):
+        return t
+    return t._replace(temperature=torch.tensor(t.temperature, dtype=torch.float64))
+
+
 def _forward(q: Tensor, k: Tensor, v: Tensor, *terms: Any) -> tuple[Tensor, Tensor]:
-    out, lse = native.forward(q, k, v, Terms(*terms), want_lse=True)
+    (B, Hq, N, D), (_, Hkv, M, _) = q.shape, k.shape
+    out, lse = native.forward(q, k, v, Terms(*terms), (B, Hq, Hkv, N, M, D), want_lse=True)
     assert lse is not None
     return out, lse
 
@@ -85,7 +93,10 @@ def _saved(ctx: Any) -> tuple[list[Any], list[Tensor]]:
 def _differentiate(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Any, ...]:
     (q, k, v, *terms), (out, lse) = _saved(ctx)
     wanted = [terms[i] is not None and ctx.needs_input_grad[3 + i] for i in _LEARNED]
-    apply: Any = torch.ops.limelight.attention_backward if torch.compiler.is_compiling() else _Gradient.apply
+    apply: Any = _backward
+    if torch.is_grad_enabled() or transformed():
+        apply = torch.ops.limelight.attention_backward if torch.compiler.is_compiling() else _Gradient.apply
+        terms = list(_in_tensors(Terms(*terms)))
     dq, dk, dv, *learned = apply(dout, dlse, q, k, v, out, lse, *terms, wanted)
     grads: list[Tensor | None] = [None] * len(terms)
     for i, wants in zip(_LEARNED, wanted, strict=True):
@@ -134,15 +145,30 @@ def _one_by_one(op: Any) -> Any:
 
 
 class _Attention(torch.autograd.Function):
-    """The derivative once more for eager calls: in this form ``torch.func`` takes it."""
+    """The derivative for eager calls, in the form that costs least."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        """The kernels, and what their derivative needs."""
+        result = _forward(*inputs)
+        _save(ctx, inputs, result)
+        return result
+
+    backward = staticmethod(_differentiate)
+
+
+class _FuncAttention(torch.autograd.Function):
+    """The same in the form that ``torch.func`` takes."""
 
     forward = staticmethod(torch.ops.limelight.attention)
     setup_context = staticmethod(_save)
     backward = staticmethod(_differentiate)
-    vmap = staticmethod(lambda *args: _one_by_one(_Attention.apply)(*args))
+    vmap = staticmethod(lambda *args: _one_by_one(_FuncAttention.apply)(*args))
 
 
 class _Gradient(torch.autograd.Function):
+    """The gradient, where it is to be differentiated itself."""
+
     forward = staticmethod(lambda *inputs: tuple(torch.ops.limelight.attention_backward(*inputs)))
     setup_context = staticmethod(_save_inputs)
     backward = staticmethod(_differentiate_twice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 
 
 def transformed() -> bool:
@@ -12,3 +13,8 @@ def transformed() -> bool:
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
     )
+
+
+def unusual() -> bool:
+    """Whether a tensor may also have a forward-mode derivative, or is to be cast first."""
+    return transformed() or forward_ad._current_level >= 0 or bool(torch._C._is_any_autocast_enabled())

@@ -15,8 +15,67 @@ from torch import Tensor
 
 import limelight.backends._native as _native
 from limelight.problem import SlowPathWarning, Terms, compute_dtype
+from limelight.transforms import unusual
 
+_STRIDED = torch.strided
+_NOTHING = (None, None, None, 0, 0, 0)  # no spans, mask, bias, slopes, offsets, sink
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+
+
+def quick(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+    """Attention of ordinary tensors and nothing else, or None where something needs a closer look.
+
+    The same call as below with one look at each tensor: with few keys, looking is most of the cost.
+    """
+    if unusual() or not (q.__class__ is k.__class__ is v.__class__ is Tensor):
+        return None
+    shape, key_shape, dtype = q.shape, k.shape, q.dtype
+    if len(shape) != 4 or key_shape != v.shape or k.dtype is not dtype or v.dtype is not dtype:
+        return None
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return None
+    if q.layout is not _STRIDED or k.layout is not _STRIDED or v.layout is not _STRIDED or dtype not in _TYPES:
+        return None
+    B, Hq, N, D = shape
+    key_B, Hkv, M, key_D = key_shape if len(key_shape) == 4 else (0, 0, 0, 0)
+    if key_B != B or key_D != D or not (B and Hkv and N and M and D) or Hq % Hkv or max(N, M) >= 2**31:
+        return None
+    q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
+    q_data, k_data, v_data = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    if not (q_strides[3] == k_strides[3] == v_strides[3] == 1 and q_data and k_data and v_data):
+        return None
+    if q.is_neg() or k.is_neg() or v.is_neg() or not (q.is_cpu and k.is_cpu and v.is_cpu):
+        return None
+    out = torch.empty_like(q)
+    out_strides = out.stride()
+    if out_strides[3] != 1:
+        return None
+    type_of_all = _TYPES[dtype]
+    _native.forward(
+        (
+            (B, Hq, Hkv, N, M, D),
+            D,
+            type_of_all,
+            type_of_all,
+            q_data,
+            q_strides,
+            k_data,
+            k_strides,
+            v_data,
+            v_strides,
+            out.data_ptr(),
+            out_strides,
+            0,
+            *_NOTHING,
+            D**-0.5,
+            0.0,
+            1.0,
+            0.0,
+            0,
+        ),
+        torch.get_num_threads(),
+    )
+    return out
 
 
 def forward(
@@ -240,7 +299,7 @@ class _Held:
     def __init__(self, t: Terms, q: Tensor, sizes: tuple[int, ...]) -> None:
         spans, mask, slopes, offsets, bias, sink, temperature, scale, softcap, dropout, seed = t
         if spans is mask is slopes is offsets is bias is sink is seed is None:
-            self.addresses = (None, None, None, 0, 0, 0, scale, softcap, float(temperature), 0.0, 0)
+            self.addresses = (*_NOTHING, scale, softcap, float(temperature), 0.0, 0)
             return
         B, H, _, N, M, _ = sizes
         T = float(temperature)

@@ -58,7 +58,9 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *terms: Any) -> tuple[Tensor,
     return native.fresh_output(q, v), q.new_empty(q.shape[:3], dtype=compute_dtype(q))
 
 
-def _backward(dout: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any) -> Any:
+def _backward(
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
+) -> Any:
     *terms, wanted = rest
     return [x for x in native.backward(dout, dlse, q, k, v, out, lse, Terms(*terms), wanted) if x is not None]
 
@@ -90,13 +92,15 @@ def _saved(ctx: Any) -> tuple[list[Any], list[Tensor]]:
     return inputs, tensors
 
 
-def _differentiate(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
     (q, k, v, *terms), (out, lse) = _saved(ctx)
+    dout = torch.zeros_like(out) if dout is None else dout
     wanted = [terms[i] is not None and ctx.needs_input_grad[3 + i] for i in _LEARNED]
     apply: Any = _backward
     if torch.is_grad_enabled() or transformed():
         apply = torch.ops.limelight.attention_backward if torch.compiler.is_compiling() else _Gradient.apply
         terms = list(_in_tensors(Terms(*terms)))
+        dlse = torch.zeros_like(lse) if dlse is None else dlse
     dq, dk, dv, *learned = apply(dout, dlse, q, k, v, out, lse, *terms, wanted)
     grads: list[Tensor | None] = [None] * len(terms)
     for i, wants in zip(_LEARNED, wanted, strict=True):
@@ -151,6 +155,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         """The kernels, and what their derivative needs."""
         result = _forward(*inputs)
+        ctx.set_materialize_grads(False)
         _save(ctx, inputs, result)
         return result
 

@@ -32,7 +32,7 @@ void backward(const Problem& p, const Gradients& g, int threads) {
     // A bias that several units share receives from one of them at a time.
     const bool shared = g.bias.data && ((p.B > 1 && !g.bias.batch) || (p.Hkv > 1 && !g.bias.head));
     const int64_t at_once = shared ? 1 : units;
-    constexpr int64_t enough = 32, least_keys = 2 * kBlock;
+    constexpr int64_t enough = 16, least_keys = 4 * kBlock;
     const int64_t least_rows = 2 * k.visitors(p);
     int64_t ranges = std::min({ceil_div(enough, at_once), rows / least_rows, p.M / least_keys});
     if (g.bias.data && !g.bias.row && !g.bias.col) ranges = 1;  // every square adds to the same number

@@ -15,16 +15,15 @@
 namespace limelight::LIMELIGHT_ISA {
 
 // Strips that visit a block together: their rows make one long sum for dK and dV.
-constexpr int kVisitors = 4;
+constexpr int kVisitors = 2;
 
 template <class C> constexpr C kLog2 = C(0.69314718055994530942);
 
 template <class C> struct Visitor {
     int vectors, row_count;
     const Row* rows;
-    C *q, *dout;            // (feature, lane); dout times log 2
+    C *q, *dout, *dq;       // (feature, lane); dout times log 2
     C *q_rows, *dout_rows;  // (row, feature)
-    C *dq;                  // (row, feature)
     C *lse, *delta;         // by lane: log-sum-exp in units of log 2, δ times log 2
     C *heat, *lean;         // by lane: Σ dx · x, Σ dx · |distance|
     C *weights, *dx;        // (key, lane) of a block
@@ -39,6 +38,7 @@ template <class C> struct Desk {
     Visitor<C> visitors[kVisitors];
     C *k, *v;   // copies of a block
     C* spare;   // for the logits, and a panel of dx with its margins
+    C* ones;    // by lane
 };
 
 template <class C> Desk<C> lay_out(const Problem& p, const Gradients& g, Arena& arena) {
@@ -49,6 +49,7 @@ template <class C> Desk<C> lay_out(const Problem& p, const Gradients& g, Arena& 
     for (Visitor<C>& x : desk.visitors) {
         x.q = arena.take<C>(lanes * p.D);
         x.dout = arena.take<C>(lanes * p.Dv);
+        x.dq = arena.take<C>(lanes * p.D);
         x.lse = arena.take<C>(4 * lanes);
         x.delta = x.lse + lanes, x.heat = x.lse + 2 * lanes, x.lean = x.lse + 3 * lanes;
         x.weights = arena.take<C>(kBlock * lanes);
@@ -58,16 +59,15 @@ template <class C> Desk<C> lay_out(const Problem& p, const Gradients& g, Arena& 
     }
     C* q_rows = arena.take<C>(kVisitors * lanes * D);
     C* dout_rows = arena.take<C>(kVisitors * lanes * Dv);
-    C* dq = arena.take<C>(kVisitors * lanes * D);
     for (int i = 0; i < kVisitors; ++i) {
         desk.visitors[i].q_rows = q_rows + i * lanes * D;
         desk.visitors[i].dout_rows = dout_rows + i * lanes * Dv;
-        desk.visitors[i].dq = dq + i * lanes * D;
     }
     desk.k = arena.take<C>(kBlock * D);
     desk.v = arena.take<C>(kBlock * Dv);
     const int64_t panel = kBlock * (g.offsets ? lanes + 2 * kWidth<C> : g.bias.data ? lanes : 0);
-    desk.spare = arena.take<C>(most(most(logits_scratch(p, lanes), panel), most(p.Dv, 2 * lanes)));
+    desk.spare = arena.take<C>(most(most(logits_scratch(p, lanes), panel), lanes * most(p.D, p.Dv) + 2 * lanes));
+    desk.ones = arena.take<C>(lanes);
     return desk;
 }
 
@@ -79,13 +79,14 @@ template <class C> void welcome(const Problem& p, const Gradients& g, int64_t ba
     gather(g.dout, batch, x.rows, x.row_count, lanes, p.Dv, C(1), x.dout_rows, Dv);
     transpose(x.dout_rows, Dv, lanes, p.Dv, x.dout, lanes);
     for (int64_t i = 0; i < lanes * p.Dv; i += kWidth<C>) store(x.dout + i, load(x.dout + i) * kLog2<C>);
-    std::memset(x.dq, 0, lanes * D * sizeof(C));
+    std::memset(x.dq, 0, lanes * p.D * sizeof(C));
     for (int r = 0; r < lanes; ++r) {
         const Row& row = x.rows[least(r, x.row_count - 1)];
         const int64_t at = (batch * p.Hq + row.head) * p.N + row.query;
         widen_row(address(p.out, batch, row.head, row.query), p.out.type, p.Dv, C(1), spare, p.Dv);
-        C delta = g.dlse ? -reinterpret_cast<const C*>(g.dlse)[at] : C(0);
-        for (int64_t d = 0; d < p.Dv; ++d) delta += spare[d] * x.dout_rows[r * Dv + d];
+        C delta;
+        dot<C, C, 1>(spare, x.dout_rows + r * Dv, p.Dv, &delta);
+        if (g.dlse) delta -= reinterpret_cast<const C*>(g.dlse)[at];
         if (g.delta) reinterpret_cast<C*>(g.delta)[at] = delta;
         const C lse = reinterpret_cast<const C*>(p.lse)[at];
         x.lse[r] = lse == -kInf<C> ? C(0) : lse * kLog2e<C>;  // nothing allowed: 2^(−∞ − 0) = 0
@@ -213,7 +214,7 @@ void multiply_where_allowed(const Problem& p, int64_t batch, const Visitor<C>* v
                 if (!allows(p, x.rows[r], batch, keys.begin + j)) continue;
                 const C weight = x.weights[j * x.lanes() + r], dx = x.dx[j * x.lanes() + r];
                 for (int64_t d = 0; d < p.D; ++d) {
-                    x.dq[r * D + d] += dx * k.lines<C>().row(j)[d];
+                    x.dq[d * x.lanes() + r] += dx * k.lines<C>().row(j)[d];
                     dk[j * dk_stride + d] += dx * x.q_rows[r * D + d];
                 }
                 for (int64_t d = 0; d < p.Dv; ++d) dv[j * dv_stride + d] += weight * x.dout_rows[r * Dv + d];
@@ -270,21 +271,23 @@ void differentiate_block(const Problem& p, const Gradients& g, const Square& tas
     for (int i = 0; i < count; ++i) {
         if (seen[i].keys.empty()) continue;
         const Visitor<C>& x = desk.visitors[i];
-        const int64_t skip = seen[i].keys.begin - keys.begin;
-        const Term<C> of_k{x.dx + skip * x.lanes(), x.lanes(), k.lines<C>().row(skip), k.stride,
-                           seen[i].keys.end - seen[i].keys.begin};
-        product<Sum::over_keys>(&of_k, 1, x.row_count, whole_vectors<C>(p.D), x.dq, whole_vectors<C>(p.D));
+        const int64_t skip = seen[i].keys.begin - keys.begin, m = seen[i].keys.end - seen[i].keys.begin;
+        const Operand mine = k.from(skip);
+        const auto add = x.vectors == 3 ? all_values<C, 3> : x.vectors == 2 ? all_values<C, 2> : all_values<C, 1>;
+        add(x.dx + skip * x.lanes(), mine.lines<C>().data, mine.stride, m, p.D, x.dq, desk.ones);
     }
-    product<Sum::over_queries>(of_q, count, n, p.D, dk, g.dk.row);
-    product<Sum::over_queries>(of_dout, count, n, p.Dv, dv, g.dv.row);
+    product(of_q, count, n, p.D, dk, g.dk.row);
+    product(of_dout, count, n, p.Dv, dv, g.dv.row);
 }
 
 // The sums of a visitor that has seen all keys of the task.
-template <class C> void farewell(const Problem& p, const Gradients& g, const Square& task, const Visitor<C>& x) {
+template <class C>
+void farewell(const Problem& p, const Gradients& g, const Square& task, const Visitor<C>& x, C* rows) {
+    transpose(x.dq, x.lanes(), p.D, x.lanes(), rows, p.D);
     for (int r = 0; r < x.row_count; ++r) {
         const Row& row = x.rows[r];
         C* dq = reinterpret_cast<C*>(address(g.dq, task.batch, row.head, row.query));
-        for (int64_t d = 0; d < p.D; ++d) dq[d] += x.dq[r * whole_vectors<C>(p.D) + d] * query_factor<C>(p);
+        for (int64_t d = 0; d < p.D; ++d) dq[d] += rows[r * p.D + d] * query_factor<C>(p);
         if (g.heat) reinterpret_cast<C*>(g.heat)[(task.batch * p.Hq + row.head) * p.N + row.query] += x.heat[r];
         if (g.slopes) reinterpret_cast<C*>(task.slopes)[row.head] -= x.lean[r] * kLog2e<C> / C(p.temperature);
     }
@@ -294,12 +297,14 @@ template <class C> void differentiate(const Problem& p, const Gradients& g, cons
     constexpr int W = kWidth<C>, lanes = kMaxLanes<C>;
     Arena arena{reinterpret_cast<uintptr_t>(memory)};
     Desk<C> desk = lay_out<C>(p, g, arena);
+    for (int i = 0; i < lanes; ++i) desk.ones[i] = 1;
+    const bool masked = p.spans.data || p.mask.data;
     const int64_t first_head = task.head * (p.Hq / p.Hkv);
     for (int64_t from = task.row_begin; from < task.row_end; from += kVisitors * lanes) {
         const int64_t rows = least(task.row_end - from, kVisitors * lanes);
         for (int64_t r = 0; r < rows; ++r) desk.rows[r] = row_of(p, task.batch, first_head, from + r);
         const int count = int(ceil_div(rows, lanes));
-        bool finite = true;
+        bool finite = true;  // of no interest where nothing is masked
         for (int i = 0; i < count; ++i) {
             Visitor<C>& x = desk.visitors[i];
             x.rows = desk.rows + i * lanes;
@@ -309,7 +314,7 @@ template <class C> void differentiate(const Problem& p, const Gradients& g, cons
             const auto plain = [&](const C* data, int64_t width) {
                 return all_finite<C>({reinterpret_cast<const char*>(data), kType<C>, whole_vectors<C>(width)}, x.row_count, width);
             };
-            finite = finite && plain(x.q_rows, p.D) && plain(x.dout_rows, p.Dv);
+            finite = finite && (!masked || (plain(x.q_rows, p.D) && plain(x.dout_rows, p.Dv)));
         }
         for (Range run{task.key_begin, task.key_begin};;) {
             run = next_run(desk.rows, int(rows), p.spans.count, run.end, task.key_end);
@@ -317,7 +322,7 @@ template <class C> void differentiate(const Problem& p, const Gradients& g, cons
             for (int64_t j = run.begin; j < run.end; j += kBlock)
                 differentiate_block(p, g, task, desk, count, finite, {j, least(j + kBlock, run.end)});
         }
-        for (int i = 0; i < count; ++i) farewell(p, g, task, desk.visitors[i]);
+        for (int i = 0; i < count; ++i) farewell(p, g, task, desk.visitors[i], desk.spare);
     }
 }
 

@@ -26,8 +26,10 @@ template <class C> void add_up(const std::vector<char>& parts, int64_t n, char* 
 
 }  // namespace
 
-void backward(const Problem& p, const Gradients& g, int threads) {
+void backward(const Problem& problem, const Gradients& g, int threads) {
     const Kernels& k = kernels();
+    Problem p = problem;
+    const std::unique_ptr<char[]> reach = find_reach(p, k, threads);
     const int64_t rows = p.Hq / p.Hkv * p.N, units = p.B * p.Hkv;
     // A bias that several units share receives from one of them at a time.
     const bool shared = g.bias.data && ((p.B > 1 && !g.bias.batch) || (p.Hkv > 1 && !g.bias.head));

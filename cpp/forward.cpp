@@ -74,8 +74,20 @@ void ask_for_large_pages([[maybe_unused]] const Rows& x, [[maybe_unused]] int64_
 #endif
 }
 
-void forward(const Problem& p, int threads) {
+std::unique_ptr<char[]> find_reach(Problem& p, const Kernels& k, int threads) {
+    if (!k.has_reach(p)) return nullptr;
+    const int64_t blocks = ceil_div(p.M, kBlock), number = p.wide() ? 8 : 4;
+    std::unique_ptr<char[]> reach(new char[p.B * p.Hkv * blocks * number]);
+    p.reach = reach.get();
+    parallel(p.B * p.Hkv, threads, std::max(p.D, p.Dv) * number,
+             [&](int64_t unit, char* scratch) { k.measure_keys(p, unit / p.Hkv, unit % p.Hkv, scratch); });
+    return reach;
+}
+
+void forward(const Problem& problem, int threads) {
     const Kernels& k = kernels();
+    Problem p = problem;
+    const std::unique_ptr<char[]> reach = find_reach(p, k, threads);
     const Cut cut = k.cut(p);
     ask_for_large_pages(p.out, p.B, p.Hq, p.N, p.Dv);
     const size_t partial = cut.chunks > 1 ? k.partial(p, cut) : 0;

@@ -11,6 +11,7 @@
 
 #include "dropout.h"
 #include "product.h"
+#include "reach.h"
 
 namespace limelight::LIMELIGHT_ISA {
 
@@ -28,6 +29,7 @@ template <class C> struct Visitor {
     C *heat, *lean;         // by lane: Σ dx · x, Σ dx · |distance|
     C *weights, *dx;        // (key, lane) of a block
     C *logits, *steepness;  // the same, where they are needed
+    Reach<C>* reach;        // by row, or null
 
     int lanes() const { return vectors * kWidth<C>; }
 };
@@ -55,6 +57,7 @@ template <class C> Desk<C> lay_out(const Problem& p, const Gradients& g, Arena& 
         x.weights = arena.take<C>(kBlock * lanes);
         x.dx = arena.take<C>(kBlock * lanes);
         x.logits = g.heat ? arena.take<C>(kBlock * lanes) : nullptr;
+        x.reach = p.reach ? arena.take<Reach<C>>(lanes) : nullptr;
         x.steepness = p.softcap ? arena.take<C>(kBlock * lanes) : nullptr;
     }
     C* q_rows = arena.take<C>(kVisitors * lanes * D);
@@ -92,6 +95,10 @@ template <class C> void welcome(const Problem& p, const Gradients& g, int64_t ba
         x.lse[r] = lse == -kInf<C> ? C(0) : lse * kLog2e<C>;  // nothing allowed: 2^(−∞ − 0) = 0
         x.delta[r] = delta * kLog2<C>;
         x.heat[r] = x.lean[r] = 0;
+        if (x.reach && r < x.row_count) {
+            x.reach[r] = reach_of(p, batch, row, spare);
+            if (!(delta - delta == C(0))) x.reach[r].norm = kInf<C>;  // what is not finite reaches all keys
+        }
     }
 }
 
@@ -233,7 +240,9 @@ void differentiate_block(const Problem& p, const Gradients& g, const Square& tas
     Visible seen[kVisitors];
     Range keys{block.end, block.begin};  // that some visitor sees
     for (int i = 0; i < count; ++i) {
-        seen[i] = visible(desk.visitors[i].rows, desk.visitors[i].row_count, p.spans.count, block);
+        const Visitor<C>& x = desk.visitors[i];
+        seen[i] = visible(x.rows, x.row_count, p.spans.count, block);
+        if (vanish(p, task.batch, task.head, x.rows, x.row_count, x.reach, x.lse, seen[i].keys)) seen[i].keys = {0, 0};
         if (!seen[i].keys.empty())
             keys = {least(keys.begin, seen[i].keys.begin), most(keys.end, seen[i].keys.end)};
     }

@@ -55,10 +55,11 @@ template <class C> Cut cut(const Problem& p) {
 
 template <class C> size_t scratch(const Problem& p, const Cut& c) {
     const int64_t lanes = kMaxLanes<C>;
-    const int64_t per_strip = lanes * (p.D + p.Dv + 2) * sizeof(C) + lanes * sizeof(Row);
+    const int64_t per_strip =
+        lanes * (p.D + p.Dv + 2) * sizeof(C) + lanes * (sizeof(Row) + (p.reach ? sizeof(Reach<C>) : 0));
     const int64_t shared =
         (kBlock * (lanes + p.D + p.Dv) + lanes * most(p.D, p.Dv) + logits_scratch(p, lanes)) * sizeof(C);
-    return c.together * (per_strip + 3 * 64) + shared + 6 * 64;
+    return c.together * (per_strip + 4 * 64) + shared + 6 * 64;
 }
 
 template <class C> void load_queries(const Problem& p, int64_t batch, const Strip<C>& x, C* rows) {
@@ -140,6 +141,8 @@ template <class C> void attend_task(const Problem& p, const Cut& c, const Task& 
         x.o = arena.take<C>(x.lanes() * p.Dv);
         x.m = arena.take<C>(2 * x.lanes());
         x.l = x.m + x.lanes();
+        x.reach = p.reach ? arena.take<Reach<C>>(x.lanes()) : nullptr;
+        for (int r = 0; p.reach && r < x.row_count; ++r) x.reach[r] = reach_of(p, t.batch, x.rows[r], turning);
         load_queries(p, t.batch, x, turning);
         std::memset(x.o, 0, (few ? x.row_count : x.lanes()) * p.Dv * sizeof(C));
         for (int r = 0; r < x.lanes(); ++r) x.m[r] = -kInf<C>, x.l[r] = 0;
@@ -167,7 +170,7 @@ template <class C> void attend_task(const Problem& p, const Cut& c, const Task& 
             for (int64_t i = 0; i < t.strips; ++i) {
                 const Strip<C>& x = strips[i];
                 const Visible seen = visible(x.rows, x.row_count, p.spans.count, block);
-                if (seen.keys.empty()) continue;
+                if (seen.keys.empty() || vanish(p, t.batch, kv, x.rows, x.row_count, x.reach, x.m, seen.keys)) continue;
                 const int64_t skip = seen.keys.begin - j;
                 const Block<C> b{p, x.rows, x.row_count, x.lanes(), t.batch, seen.keys.begin,
                                  seen.keys.end - seen.keys.begin, s};
@@ -208,6 +211,15 @@ void join_any(const Problem& p, const Cut& c, int64_t batch, int64_t unit, const
     p.wide() ? join_rows<double>(p, c, batch, unit, partial) : join_rows<float>(p, c, batch, unit, partial);
 }
 
+bool has_reach_any(const Problem& p) { return has_reach(p); }
+void measure_keys_any(const Problem& p, int64_t batch, int64_t head, char* scratch) {
+    const auto at = [&](auto c) {
+        using C = decltype(c);
+        C* reach = reinterpret_cast<C*>(const_cast<char*>(p.reach)) + (batch * p.Hkv + head) * ceil_div(p.M, kBlock);
+        measure_keys(p, batch, head, reach, reinterpret_cast<C*>(scratch));
+    };
+    p.wide() ? at(double{}) : at(float{});
+}
 size_t gradient_scratch_any(const Problem& p, const Gradients& g) {
     Arena arena{0};
     p.wide() ? void(lay_out<double>(p, g, arena)) : void(lay_out<float>(p, g, arena));
@@ -230,6 +242,7 @@ double spin_any(int64_t rounds, bool wide) { return wide ? spin<double>(rounds) 
 const Kernels LIMELIGHT_NAME(LIMELIGHT_ISA) = {
     LIMELIGHT_TEXT(LIMELIGHT_ISA),  LIMELIGHT_ISA::cut_any,    LIMELIGHT_ISA::scratch_any,
     LIMELIGHT_ISA::partial_any,     LIMELIGHT_ISA::attend_any, LIMELIGHT_ISA::join_any,
+    LIMELIGHT_ISA::has_reach_any,   LIMELIGHT_ISA::measure_keys_any,
     LIMELIGHT_ISA::visitors_any,    LIMELIGHT_ISA::gradient_scratch_any,
     LIMELIGHT_ISA::differentiate_any, LIMELIGHT_ISA::spin_any, LIMELIGHT_ISA::read_all,
 };

@@ -1,6 +1,8 @@
 // The kernels of one instruction set, and how the work is cut into tasks for them.
 #pragma once
 
+#include <memory>
+
 #include "problem.h"
 
 namespace limelight {
@@ -28,6 +30,8 @@ struct Kernels {
     void (*attend)(const Problem&, const Cut&, const Task&, char* scratch);
     // Joins the running sums of the chunks of one unit, whose first lies at `partial`.
     void (*join)(const Problem&, const Cut&, int64_t batch, int64_t unit, const char* partial);
+    bool (*has_reach)(const Problem&);
+    void (*measure_keys)(const Problem&, int64_t batch, int64_t head, char* scratch);  // fills `reach`
     int64_t (*visitors)(const Problem&);  // rows that the gradient takes together
     size_t (*gradient_scratch)(const Problem&, const Gradients&);
     void (*differentiate)(const Problem&, const Gradients&, const Square&, char* scratch);
@@ -35,6 +39,9 @@ struct Kernels {
     double (*spin)(int64_t rounds, bool wide);
     float (*read)(const float* data, int64_t n);
 };
+
+// Fills in `reach` of a problem that has use for it; what it points to is returned.
+std::unique_ptr<char[]> find_reach(Problem& p, const Kernels& k, int threads);
 
 // The kernels in use: the best that the machine has, unless one is forced.
 const Kernels& kernels();

@@ -47,6 +47,9 @@ struct Problem {
     double scale, softcap, temperature;  // softcap 0: none
     double dropout;                      // the share of weights that is removed
     uint64_t seed;                       // of dropout
+    // (B, Hkv, blocks of keys) in the compute type: the largest norm of the keys of a block; null where
+    // nobody asks.
+    const char* reach = nullptr;
 
     bool wide() const { return q.type == Type::f64; }  // computed in double, otherwise in float
 };

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "dropout.h"
-#include "rows.h"
+#include "reach.h"
 
 namespace limelight::LIMELIGHT_ISA {
 
@@ -15,6 +15,7 @@ template <class C> struct Strip {
     bool near;  // K and V lie in a cache
     const Row* rows;
     C *q, *o, *m, *l;
+    Reach<C>* reach;  // by row, or null
 
     int lanes() const { return vectors * kWidth<C>; }
 };

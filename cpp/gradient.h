@@ -66,8 +66,8 @@ template <class C> Desk<C> lay_out(const Problem& p, const Gradients& g, Arena& 
         desk.visitors[i].q_rows = q_rows + i * lanes * D;
         desk.visitors[i].dout_rows = dout_rows + i * lanes * Dv;
     }
-    desk.k = arena.take<C>(kBlock * D);
-    desk.v = arena.take<C>(kBlock * Dv);
+    desk.k = arena.take<C>(kBlock * p.D);
+    desk.v = arena.take<C>(kBlock * p.Dv);
     const int64_t panel = kBlock * (g.offsets ? lanes + 2 * kWidth<C> : g.bias.data ? lanes : 0);
     desk.spare = arena.take<C>(most(most(logits_scratch(p, lanes), panel), lanes * most(p.D, p.Dv) + 2 * lanes));
     desk.ones = arena.take<C>(lanes);
@@ -229,10 +229,6 @@ void multiply_where_allowed(const Problem& p, int64_t batch, const Visitor<C>* v
     }
 }
 
-template <class C> bool copied_for_gradient(const Rows& x, int64_t width) {
-    return x.type != kType<C> || width % kWidth<C> || x.row * int64_t(sizeof(C)) >= kFarApart;
-}
-
 // All visitors in one block of keys.
 template <class C>
 void differentiate_block(const Problem& p, const Gradients& g, const Square& task, const Desk<C>& desk, int count,
@@ -250,11 +246,12 @@ void differentiate_block(const Problem& p, const Gradients& g, const Square& tas
     const int64_t n = keys.end - keys.begin;
     Operand k = in_place(p.k, task.batch, task.head).from(keys.begin);
     Operand v = in_place(p.v, task.batch, task.head).from(keys.begin);
-    if (copied_for_gradient<C>(p.k, p.D)) k = copy(k, n, p.D, desk.k, whole_vectors<C>(p.D));
-    if (copied_for_gradient<C>(p.v, p.Dv)) v = copy(v, n, p.Dv, desk.v, whole_vectors<C>(p.Dv));
+    if (copied<C>(p.k, false)) k = copy(k, n, p.D, desk.k);
+    if (copied<C>(p.v, false)) v = copy(v, n, p.Dv, desk.v);
 
     bool whole = !p.mask.data;  // everybody sees everything
     Term<C> of_q[kVisitors], of_dout[kVisitors];
+    int terms = 0;
     for (int i = 0; i < count; ++i) {
         const Visitor<C>& x = desk.visitors[i];
         const int64_t lanes = x.lanes(), m = seen[i].keys.empty() ? 0 : seen[i].keys.end - seen[i].keys.begin;
@@ -264,9 +261,9 @@ void differentiate_block(const Problem& p, const Gradients& g, const Square& tas
             std::memset(s, 0, skip * lanes * sizeof(C));
             std::memset(s + (skip + m) * lanes, 0, (n - skip - m) * lanes * sizeof(C));
         }
-        of_q[i] = {x.dx, lanes, x.q_rows, whole_vectors<C>(p.D), x.row_count};
-        of_dout[i] = {x.weights, lanes, x.dout_rows, whole_vectors<C>(p.Dv), x.row_count};
         if (!m) continue;
+        of_q[terms] = {x.dx, lanes, x.q_rows, whole_vectors<C>(p.D), x.row_count};
+        of_dout[terms++] = {x.weights, lanes, x.dout_rows, whole_vectors<C>(p.Dv), x.row_count};
         const auto at = [&](C* s) { return s ? s + skip * lanes : s; };
         const Block<C> b{p, x.rows, x.row_count, int(lanes), task.batch, seen[i].keys.begin, m, at(x.weights), at(x.steepness)};
         const auto see = x.vectors == 3 ? visit<C, 3> : x.vectors == 2 ? visit<C, 2> : visit<C, 1>;
@@ -285,8 +282,8 @@ void differentiate_block(const Problem& p, const Gradients& g, const Square& tas
         const auto add = x.vectors == 3 ? all_values<C, 3> : x.vectors == 2 ? all_values<C, 2> : all_values<C, 1>;
         add(x.dx + skip * x.lanes(), mine.lines<C>().data, mine.stride, m, p.D, x.dq, desk.ones);
     }
-    product(of_q, count, n, p.D, dk, g.dk.row);
-    product(of_dout, count, n, p.Dv, dv, g.dv.row);
+    product(of_q, terms, n, p.D, dk, g.dk.row);
+    product(of_dout, terms, n, p.Dv, dv, g.dv.row);
 }
 
 // The sums of a visitor that has seen all keys of the task.

@@ -26,11 +26,6 @@ inline bool near(const Problem& p) {
     return p.B * p.Hkv * p.M * int64_t(p.D * size_of(p.k.type) + p.Dv * size_of(p.v.type)) <= 1 << 20;
 }
 
-template <class C> bool copied(const Rows& x, bool few) {
-    if (few) return sizeof(C) == 8 ? x.type != Type::f64 : x.type == Type::f64;
-    return x.type != kType<C> || x.row * int64_t(sizeof(C)) >= kFarApart;
-}
-
 template <class C> Cut cut(const Problem& p) {
     Cut c;
     c.group = p.Hq / p.Hkv;
@@ -165,8 +160,8 @@ template <class C> void attend_task(const Problem& p, const Cut& c, const Task& 
             const Range block{j, least(j + step, run.end)};
             const int64_t n = block.end - block.begin;
             Operand k = keys.from(j), v = values.from(j);
-            if (copy_k) k = copy(k, n, p.D, k_buffer, p.D);
-            if (copy_v) v = copy(v, n, p.Dv, v_buffer, p.Dv);
+            if (copy_k) k = copy(k, n, p.D, k_buffer);
+            if (copy_v) v = copy(v, n, p.Dv, v_buffer);
             for (int64_t i = 0; i < t.strips; ++i) {
                 const Strip<C>& x = strips[i];
                 const Visible seen = visible(x.rows, x.row_count, p.spans.count, block);

@@ -75,10 +75,16 @@ template <class C> LIMELIGHT_INLINE void widen_row(const char* from, Type type, 
     for (int64_t d = width; d < pitch; ++d) to[d] = 0;
 }
 
-// n rows of `width` in the compute type, one after the other, each filled up to `pitch`.
-template <class C> Operand copy(const Operand& x, int64_t n, int64_t width, C* buffer, int64_t pitch) {
-    for (int64_t j = 0; j < n; ++j) widen_row(x.from(j).data, x.type, width, C(1), buffer + j * pitch, pitch);
-    return {reinterpret_cast<const char*>(buffer), kType<C>, pitch};
+// n rows of `width` in the compute type, one after the other.
+template <class C> Operand copy(const Operand& x, int64_t n, int64_t width, C* buffer) {
+    for (int64_t j = 0; j < n; ++j) widen_row(x.from(j).data, x.type, width, C(1), buffer + j * width, width);
+    return {reinterpret_cast<const char*>(buffer), kType<C>, width};
+}
+
+// Whether K or V is read from a copy.
+template <class C> bool copied(const Rows& x, bool few) {
+    if (few) return sizeof(C) == 8 ? x.type != Type::f64 : x.type == Type::f64;
+    return x.type != kType<C> || x.row * int64_t(sizeof(C)) >= kFarApart;
 }
 
 // The rows of a strip in the compute type. Lanes without a row repeat the last one.

@@ -1,6 +1,6 @@
 """Draws the README's picture: four attention matrices, and how fast they are computed.
 
-pip install '.[plot]' && python docs/picture.py     # reads benchmarks/forward.json, writes docs/attention.png
+pip install '.[plot]' && python docs/picture.py     # reads benchmarks/attention.json, writes docs/attention.png
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import limelight as ll
 HERE = Path(__file__).parent
 SHOWN = {
     "window 128, n=8192": "window of 128, n = 8192",
+    "training: causal window 256, n=8192": "training, window of 256",
     "decode 32/8, 4096 keys": "decoding, 32 heads over 8",
     "half padded, n=2048": "half of the keys padded",
     "float16, n=1024": "float16",
+    "training: causal, n=2048": "training, causal",
     "causal, n=2048": "causal, n = 2048",
     "bfloat16, n=1024": "bfloat16",
     "full, n=1024": "full, n = 1024",
@@ -43,7 +45,7 @@ def main() -> None:
         "Causal() & (Window(12) | First(3))": ll.Causal() & (ll.Window(12) | ll.First(3)),
         "Documents(ids)": ll.Documents(torch.tensor([0] * 22 + [1] * 13 + [2] * 29)),
     }
-    results = json.loads((HERE.parent / "benchmarks" / "forward.json").read_text())["results"]
+    results = json.loads((HERE.parent / "benchmarks" / "attention.json").read_text())["results"]
     ratios = {r["case"]: r["ratio"] for r in results if r["threads"] == 1}
 
     figure = plt.figure(figsize=(11.5, 4.6), dpi=130, layout="constrained")

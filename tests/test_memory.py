@@ -1,4 +1,4 @@
-"""Memory grows with n: at n = 32768 and 8 heads, inputs and outputs plus 64 MB."""
+"""Memory grows with n: at n = 32768 and 8 heads, inputs and outputs plus 64 MB; with gradients, plus 128 MB."""
 
 from __future__ import annotations
 
@@ -33,3 +33,38 @@ def test_peak_memory(mask: str, bias: str, rows: int, backend: str) -> None:
     code = CODE.format(mask=mask, bias=bias, rows=rows, backend=backend)
     extra = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert extra < (64 if backend == "native" else 200), f"{extra:.0f} MB beyond inputs and outputs"
+
+
+TRAINING = """
+import resource, torch, limelight as ll
+H, D = 8, 64
+table = torch.nn.Parameter(torch.randn(H, 1001))
+
+def train(n):
+    q, k, v = (torch.randn(1, H, n, D, requires_grad=True) for _ in range(3))
+    dout = torch.randn(1, H, n, D)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    out = ll.attention(q, k, v, mask={mask}, bias={bias}, dropout={dropout})
+    out.backward(dout)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return (after - before) / 1024 - 4 * out.numel() * 4 / 2**20
+
+train(256)
+print(train(32768))
+"""
+
+
+@pytest.mark.parametrize(
+    ("mask", "bias", "dropout"),
+    [
+        ("ll.Causal() & ll.Window(300)", "None", 0.0),
+        ("ll.Documents(torch.arange(n) // 512)", "ll.ALiBi(torch.rand(8, requires_grad=True))", 0.1),
+        ("ll.Window(200) | ll.First(2)", "ll.Relative(table)", 0.0),
+        ("ll.Window(200)", "ll.DenseBias(torch.randn(8, 1, n, requires_grad=True))", 0.0),
+    ],
+)
+def test_peak_memory_of_training(mask: str, bias: str, dropout: float) -> None:
+    """The output and three gradients of its size are accounted for; what is left may be 128 MB."""
+    code = TRAINING.format(mask=mask, bias=bias, dropout=dropout)
+    extra = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert extra < 128, f"{extra:.0f} MB beyond inputs, outputs and gradients"

@@ -1,8 +1,9 @@
 """How fast attention is: limelight, PyTorch and the peers that are installed, in one run on this machine.
 
-    python benchmarks/forward.py                # one thread and all, every case; writes benchmarks/forward.json
-    python benchmarks/forward.py --quick        # fewer repetitions
-    python benchmarks/forward.py --case decode  # only the cases whose name contains this
+    python benchmarks/attention.py                 # one thread and all, every case; writes benchmarks/attention.json
+    python benchmarks/attention.py --quick         # fewer repetitions
+    python benchmarks/attention.py --case decode   # only the cases whose name contains this
+    python benchmarks/attention.py --case training # forward and backward
 
 A figure is the best of several repetitions, taken in turns, so that a slow moment of the machine hits
 every contestant. Ratios are what counts; times depend on the machine. Each case states the limit it is up
@@ -47,6 +48,8 @@ class Case:
     scores: int | None = None  # how many of the scores are needed; all unless given
     peers: bool = False  # whether the peers can compute it too
     goal: float = 1.0  # the ratio to SDPA to reach
+    training: bool = False  # forward and backward
+    learned: list[Tensor] = field(default_factory=list)  # what has gradients beside q, k and v
     limit: str = "arithmetic"  # or "reading", or "" where overhead is the cost
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,15 +61,16 @@ class Case:
 
     def flops(self) -> float:
         B, Hq, _, N, M, D = self.sizes
-        return 4.0 * D * (B * Hq * N * M if self.scores is None else B * Hq * self.scores)
+        products = 7 if self.training else 2
+        return products * 2.0 * D * (B * Hq * N * M if self.scores is None else B * Hq * self.scores)
 
     def bytes(self) -> float:
         B, _, Hkv, _, M, D = self.sizes
         return 2.0 * B * Hkv * M * D * self.dtype.itemsize
 
 
-def cases() -> list[Case]:
-    """The cases, each with the ratio to SDPA that it is to reach."""
+def forward_cases() -> list[Case]:
+    """The cases of the forward pass, each with the ratio to SDPA that it is to reach."""
 
     def window(n: int) -> Case:
         band = ll.Window(128)
@@ -112,6 +116,47 @@ def cases() -> list[Case]:
     ]
 
 
+def training_cases() -> list[Case]:
+    """The cases of the forward and the backward pass together."""
+    n, long = 2048, 8192
+    square, far = (1, 8, 8, n, n, 64), (1, 8, 8, long, long, 64)
+    causal = n * (n + 1) // 2
+
+    def case(name: str, sizes: tuple[int, ...], ours: dict[str, Any], theirs: dict[str, Any], **more: Any) -> Case:
+        return Case(f"training: {name}", sizes, ours, theirs, training=True, **more)  # type: ignore[arg-type]
+
+    def sparse(name: str, mask: Any, goal: float) -> Case:
+        allowed = mask.dense(long)
+        return case(name, far, {"mask": mask}, {"attn_mask": allowed}, scores=int(allowed.sum()), goal=goal)
+
+    table = torch.randn(8, 2 * n - 1, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    dense = ll.Relative(table).dense(n)[None].detach().requires_grad_()
+    return [
+        case(f"full, n={n}", square, {}, {}, goal=1.2),
+        case(f"causal, n={n}", square, {"mask": ll.Causal()}, {"is_causal": True}, scores=causal, goal=1.35),
+        sparse(f"causal window 256, n={long}", ll.Causal() & ll.Window(256), 10),
+        sparse(f"documents of 512, n={long}", ll.Documents(torch.arange(long) // 512), 8),
+        case(f"dropout 0.1, n={n}", square, {"dropout": 0.1}, {"dropout_p": 0.1}, goal=5),
+        case(
+            f"causal, dropout 0.1, n={n}",
+            square,
+            {"mask": ll.Causal(), "dropout": 0.1},
+            {"is_causal": True, "dropout_p": 0.1},
+            scores=causal,
+            goal=5,
+        ),
+        case(f"ALiBi, n={n}", square, {"bias": ll.ALiBi(8)}, {"attn_mask": ll.ALiBi(8).dense(n)[None]}, goal=1.5),
+        case(
+            f"learned relative bias, n={n}",
+            square,
+            {"bias": ll.Relative(table)},
+            {"attn_mask": dense},
+            goal=2,
+            learned=[table, dense],
+        ),
+    ]
+
+
 def best(calls: dict[str, Call], seconds: float) -> dict[str, float]:
     """The best time of each, taken in turns until each has had its share of `seconds`."""
     times: dict[str, float] = {}
@@ -138,6 +183,12 @@ def limits(threads: int, dtype: torch.dtype = torch.float32) -> tuple[float, flo
     return _native.peak_flops(threads, dtype == torch.float64), _native.read_bandwidth(threads)
 
 
+def with_backward(call: Call, leaves: list[Tensor]) -> Call:
+    """The call and its gradients; returns that of the queries, to compare."""
+    dout = torch.randn(leaves[0].shape, generator=torch.Generator().manual_seed(2))
+    return lambda: torch.autograd.grad(call(), leaves, dout, allow_unused=True)[0]  # type: ignore[arg-type]
+
+
 def run(case: Case, threads: int, seconds: float, with_peers: bool) -> dict[str, Any]:
     """All contestants on one case, with the machine's limits measured around them."""
     torch.set_num_threads(threads)
@@ -146,11 +197,16 @@ def run(case: Case, threads: int, seconds: float, with_peers: bool) -> dict[str,
         "limelight": lambda: ll.attention(q, k, v, **case.options),
         "SDPA": lambda: scaled_dot_product_attention(q, k, v, **case.sdpa),
     }
+    if case.training:
+        leaves = [x.requires_grad_() for x in (q, k, v)] + case.learned
+        calls = {name: with_backward(call, leaves) for name, call in calls.items()}
     if case.peers and with_peers:
         calls |= peers.available(q, k, v, causal="is_causal" in case.sdpa, threads=threads)
     peak, bandwidth = limits(threads, case.dtype)
-    with torch.inference_mode():
-        error = (calls["limelight"]() - calls["SDPA"]()).abs().max().item()  # type: ignore[operator]
+    with torch.inference_mode(not case.training):
+        error = None
+        if not ({"dropout", "dropout_p"} & (case.options.keys() | case.sdpa.keys())):
+            error = (calls["limelight"]() - calls["SDPA"]()).abs().max().item()  # type: ignore[operator]
         times = best(calls, seconds)
     again = limits(threads, case.dtype)
     peak, bandwidth = max(peak, again[0]), max(bandwidth, again[1])
@@ -211,9 +267,10 @@ def main() -> None:
     args = parser.parse_args()
     everything = torch.get_num_threads()
     counts = args.threads or sorted({1, everything})
-    chosen = [c for c in cases() if args.case in c.name]
+    cases = forward_cases() + training_cases()
+    chosen = [c for c in cases if args.case in c.name]
     if not chosen:
-        parser.error(f"no case contains {args.case!r}; there are: {', '.join(c.name for c in cases())}")
+        parser.error(f"no case contains {args.case!r}; there are: {', '.join(c.name for c in cases)}")
     jobs = [(c, t) for t in counts for c in chosen]
     seconds = 0.3 if args.quick else 2.0
     console = Console(width=160)

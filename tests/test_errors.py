@@ -57,11 +57,6 @@ Q, K, V = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7,
             ValueError,
             r"Padding\(\[1, 2, 3\]\) speaks of 3 batch elements and q has 2",
         ),
-        (
-            {"mask": ll.Padding([1, 2]) & ll.First([1, 2, 3])},
-            ValueError,
-            r"one side has \(batch, heads\) = \(2, 1\)",
-        ),
         ({"mask": ll.Padding(8)}, ValueError, "length 8 is more than the 7 keys"),
         ({"mask": ll.Documents([0] * 5)}, ValueError, "5 ids for 7 keys"),
         ({"temperature": 0.0}, ValueError, "temperature = 0.0 must be above 0"),
@@ -86,3 +81,17 @@ Q, K, V = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7,
 def test_clashes_are_named(changes: dict[str, Any], error: type[Exception], match: str, backend: str) -> None:
     with pytest.raises(error, match=match):
         ll.attention(**{"q": Q, "k": K, "v": V, "backend": backend, **changes})
+
+
+def test_masks_have_no_truth_value() -> None:
+    with pytest.raises(TypeError, match=r"combine masks with & and \|"):
+        ll.Causal() and ll.Window(2)
+    with pytest.raises(ValueError, match=r"one side has \(batch, heads\) = \(2, 1\) and the other \(3, 1\)"):
+        ll.Padding([1, 2]) & ll.Padding([1, 2, 3])
+    with pytest.raises(TypeError, match="ids must be whole numbers, as many in every row"):
+        ll.Documents([[1, 2], [3]])  # type: ignore[list-item]
+
+
+def test_an_empty_sequence_with_a_relative_bias() -> None:
+    x = torch.randn(2, 4, 0, 8)
+    assert ll.attention(x, x, x, bias=ll.Relative(torch.zeros(4, 5))).shape == (2, 4, 0, 8)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import limelight as ll
@@ -277,3 +279,50 @@ def test_a_parameter_keeps_learning_after_a_copy() -> None:
     bias = copy.deepcopy(ll.Relative(torch.nn.Parameter(torch.randn(4, 5))))
     ll.attention(*leaves(), bias=bias).sum().backward()
     assert bias.table.grad is not None
+
+
+def test_tensors_that_stand_for_others() -> None:
+    q, k, v = leaves()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fakes = [mode.from_tensor(x.detach()) for x in (q, k, v)]
+    out = ll.attention(*fakes, mask=ll.Causal())
+    assert isinstance(out, FakeTensor)
+    assert out.shape == (2, 4, 13, 5)
+    twos = [TwoTensor(x.detach(), 2 * x.detach()).requires_grad_() for x in (q, k, v)]
+    both = ll.attention(*twos)
+    assert torch.equal(both.a, ll.attention(q, k, v))
+    torch.testing.assert_close(both.b, ll.attention(2 * q, 2 * k, 2 * v))
+    (grad,) = torch.autograd.grad(both.sum(), twos[2])
+    torch.testing.assert_close(grad.a, torch.autograd.grad(ll.attention(q, k, v).sum(), v)[0])
+    nothing = torch._to_functional_tensor(q.detach())
+    with pytest.raises(TypeError, match=r"q .* has no memory to read from"):
+        ll.attention(nothing, k.detach(), v.detach())
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # the shapes are those of the example
+def test_a_traced_call_computes() -> None:
+    q, k, v = (x.detach() for x in leaves())
+    traced = torch.jit.trace(lambda q, k, v: ll.attention(q, k, v, mask=ll.Causal()), (q, k, v))
+    assert torch.equal(traced(2 * q, k, v), ll.attention(2 * q, k, v, mask=ll.Causal()))
+
+
+def test_a_learned_scale() -> None:
+    q, k, v = leaves(dtype=torch.float64)
+    scale = torch.nn.Parameter(torch.tensor([0.3], dtype=torch.float64))
+    assert torch.autograd.gradcheck(lambda s: ll.attention(q, k, v, scale=s, mask=ll.Causal()), scale)
+    f = torch.compile(lambda q, k, v, s: ll.attention(q, k, v, scale=s), fullgraph=True)
+    torch.testing.assert_close(f(q, k, v, scale), ll.attention(q, k, v, scale=0.3))
+    with pytest.raises(TypeError, match="softcap requires grad, and attention gives it none"):
+        ll.attention(q, k, v, softcap=scale)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1, 1, 1)])
+@pytest.mark.parametrize("backend", ["native", "portable"])
+def test_temperatures_of_any_rank_and_type(shape: tuple[int, ...], backend: str) -> None:
+    x = leaves()
+    heat = torch.full(shape, 1.2, dtype=torch.float64, requires_grad=True)
+    out = ll.attention(*x, temperature=heat, backend=backend)
+    (g,) = torch.autograd.grad(out.square().sum(), heat, create_graph=True)
+    assert g.shape == shape
+    g.sum().backward()
+    torch.testing.assert_close(out, ll.attention(*x, temperature=1.2))

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,7 +97,7 @@ class ALiBi(Bias):
         if isinstance(s, Tensor):
             if s.ndim != 1 or not s.is_floating_point() or s.numel() == 0:
                 raise ValueError(f"ALiBi: slopes must be floats of shape (heads,), not {s.dtype} {tuple(s.shape)}")
-        elif isinstance(s, bool) or not isinstance(s, int) or s < 1:
+        elif isinstance(s, bool) or not isinstance(s, (int, np.integer)) or s < 1:
             raise ValueError(f"ALiBi: heads = {s!r}; give a number of heads ≥ 1 or a tensor of slopes (heads,)")
         object.__setattr__(self, "_slopes", s if isinstance(s, Tensor) else alibi_slopes(s))
 
@@ -120,6 +121,9 @@ class ALiBi(Bias):
 @dataclass(frozen=True, eq=False, repr=False)
 class Relative(Bias):
     """``table[head, bucket(key - position)]``: a learned bias by distance.
+
+    It holds the tensor that it was given: where a module's parameters are exchanged for others, as
+    ``torch.func.functional_call`` does, build it in ``forward``.
 
     ``table`` is ``(heads, 2·r + 1)``: the bias at distances ``-r … r`` (key minus query), and beyond them the
     one at the edge. ``Relative.t5`` reads it by T5's logarithmic buckets instead.
@@ -165,7 +169,8 @@ class Relative(Bias):
         return self.table.to(i.device, dtype)[:, self._column(j - positions(i, N, M))]
 
     def lower(self, N: int, M: int, dtype: torch.dtype | None = None) -> LoweredBias:
-        distance = torch.arange(N - 1, -M, -1, device=self.table.device)  # of position - key = -(N - 1) … M - 1
+        last = min(-M, N - 1)  # of position - key = -(N - 1) … M - 1; nothing where both are empty
+        distance = torch.arange(N - 1, last, -1, device=self.table.device)
         # An embedding, because its gradient is summed in one order whatever the threads; that of indexing is not.
         return LoweredBias(None, torch.nn.functional.embedding(self._column(distance), self.table.T).T, None)
 

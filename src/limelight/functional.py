@@ -21,7 +21,7 @@ def attention(
     *,
     mask: Mask | None = None,
     bias: Bias | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | float | None = None,
     temperature: float | Tensor = 1.0,
@@ -36,7 +36,7 @@ def attention(
         v: values ``(…, Hkv, M, Dv)``.
         mask: which keys a query may attend to, such as ``Causal() & Window(256)``; all where None.
         bias: what is added to the logits, such as ``ALiBi(Hq)``.
-        scale: ``1/√D`` unless given.
+        scale: ``1/√D`` unless given; it may be a tensor with one number that requires grad, as may ``temperature``.
         softcap: ``c`` in ``c · tanh(scores / c)``.
         sink: one extra logit for each head, ``(Hq,)``, which takes weight and gives no value.
         temperature: above 1 flattens the weights, below 1 sharpens them.
@@ -70,7 +70,7 @@ def weights(
     *,
     mask: Mask | None = None,
     bias: Bias | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | float | None = None,
     temperature: float | Tensor = 1.0,

@@ -79,6 +79,9 @@ class Mask:
     def __or__(self, other: object) -> Mask:
         return Or(self, _as_mask(other, "|"))
 
+    def __bool__(self) -> bool:
+        raise TypeError("a mask is neither true nor false; combine masks with & and |, and ask 'mask is None'")
+
     def _extent(self) -> tuple[int, int]:
         """A number of queries and keys at which a drawing shows what the mask does."""
         return 9, 9
@@ -346,7 +349,10 @@ class Documents(Mask):
 
 
 def _id_rows(name: str, ids: Sequence[int] | Tensor) -> Tensor:
-    tensor = ids if isinstance(ids, Tensor) else torch.as_tensor(ids)
+    try:
+        tensor = ids if isinstance(ids, Tensor) else torch.as_tensor(ids)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"Documents: {name} must be whole numbers, as many in every row") from None
     if tensor.is_floating_point() or tensor.is_complex():
         raise TypeError(f"Documents: {name} must be whole numbers, not {tensor.dtype}")
     if tensor.ndim == 0:
@@ -412,6 +418,9 @@ class Spans(Mask):
 class _Pair(Mask):
     left: Mask
     right: Mask
+
+    def __post_init__(self) -> None:
+        self.lead()
 
     def lead(self) -> tuple[int, int]:
         return common_lead(self, self.left.lead(), self.right.lead())

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from limelight.backends import run
-from limelight.problem import Problem
-from limelight.reference import steps
+from limelight.masks import Mask
+from limelight.problem import Problem, batched, check_count, check_lead
+from limelight.questions import (
+    Block,
+    Distance,
+    Entropy,
+    Mass,
+    Observation,
+    Pool,
+    Profile,
+    Question,
+    Received,
+    Sent,
+    Similarity,
+    Strongest,
+    Top,
+)
+from limelight.reference import cooled, grouped, steps, to_masked
+from limelight.transforms import transformed
+
+_WEIGHTS = 2**22  # how many may exist at a time
 
 
 class Weights:
@@ -23,32 +48,142 @@ class Weights:
     True
     """
 
-    __slots__ = ("_problem",)
+    __slots__ = ("_lse", "_problem")
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
+        self._lse: Tensor | None = None
+
+    @staticmethod
+    def from_dense(matrix: Tensor) -> Weights:
+        """The same questions for a matrix ``(…, heads, queries, keys)`` that somebody already has.
+
+        >>> import torch, limelight as ll
+        >>> ll.Weights.from_dense(torch.eye(4)[None]).entropy()
+        tensor([[0., 0., 0., 0.]])
+        """
+        return GivenWeights(matrix)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """``(…, heads, queries, keys)``."""
         return self._problem.shape
 
+    @property
+    def T(self) -> Transposed:
+        """``Aᵀ``, for products with what is sent back from queries to keys."""
+        return Transposed(self)
+
     def __matmul__(self, v: Tensor) -> Tensor:
         """Attention: ``A v`` in one streaming pass."""
         p = self._problem
         out, _ = run(p, p.check_values(v))
-        return out if len(p.lead) == 1 else out.reshape(*p.lead, *out.shape[1:])
+        return self._led(out)
 
     def logsumexp(self) -> Tensor:
         """``log Σ exp(logits / temperature)`` of each row, ``(…, heads, queries)``; −∞ where nothing is allowed."""
-        p = self._problem
-        _, lse = run(p, p.k[..., :0], lse=True)
-        assert lse is not None
-        return lse.reshape(*p.lead, *lse.shape[1:])
+        return self._led(self._normalisers())
 
     def dense(self) -> Tensor:
         """All of it, ``(…, heads, queries, keys)``, where it is small enough to be held."""
-        return steps(self._problem, None).weights.reshape(self.shape)
+        return self._led(steps(self._problem, None).weights)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Any part of it, exactly: integers, slices and an ellipsis over ``(…, heads, queries, keys)``.
+
+        >>> import torch, limelight as ll
+        >>> A = ll.weights(torch.randn(2, 100, 8), torch.randn(2, 100, 8), mask=ll.Causal())
+        >>> A[1, 50, 40:60:2].shape
+        torch.Size([10])
+        """
+        chosen, shape = _chosen(index, self.shape)
+        *lead, heads, rows, cols = (torch.tensor(x, dtype=torch.long, device=self._device) for x in chosen)
+        B = self._sizes[0]
+        batch = torch.arange(B, device=self._device).reshape(self.shape[:-3])
+        for axis, at in enumerate(lead):
+            batch = batch.index_select(axis, at)
+        return self._crop(batch.reshape(-1), heads, rows, cols).reshape(shape)
+
+    def entropy(self) -> Tensor:
+        """``-Σ a log a`` of each row, in nats: how spread out each query's attention is, ``(…, heads, queries)``."""
+        return self._one(Entropy())
+
+    def received(self) -> Tensor:
+        """``Σ a`` of each column: how much attention each key gets, ``(…, heads, keys)``."""
+        return self._one(Received())
+
+    def top(self, k: int) -> Top:
+        """Each query's ``k`` strongest keys, ties by the lower one: ``values`` and ``indices``, ``(…, queries, k)``."""
+        return self._top(self._one(self._strongest(k)))
+
+    def mass(self, mask: Mask) -> Tensor:
+        """Each query's share on the keys that a mask allows, ``(…, heads, queries)``.
+
+        >>> import torch, limelight as ll
+        >>> A = ll.weights(torch.zeros(1, 4, 8), torch.zeros(1, 4, 8))
+        >>> A.mass(ll.First(1))
+        tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
+        """
+        return self._one(self._mass(mask))
+
+    def distance(self) -> Tensor:
+        """``Σ a · |position - key|`` of each row: how far away a query looks, ``(…, heads, queries)``."""
+        return self._one(Distance())
+
+    def profile(self, radius: int) -> Tensor:
+        """The mean weight at each ``key - position`` from ``-radius`` to ``radius``, ``(…, heads, 2·radius + 1)``."""
+        return self._one(Profile(check_count("profile", "radius", radius, 0)))
+
+    def pool(self, rows: int, cols: int, reduce: str = "mean") -> Tensor:
+        """A picture of it, ``(…, heads, rows, cols)``: each cell the mean or max of the weights that it covers."""
+        return self._one(_pool((rows, cols), reduce))
+
+    def similarity(self) -> Tensor:
+        """The cosine between the matrices of every two heads, ``(…, heads, heads)``."""
+        return self._one(Similarity())
+
+    def observe(
+        self,
+        *,
+        entropy: bool = False,
+        received: bool = False,
+        top: int | None = None,
+        mass: Mask | None = None,
+        distance: bool = False,
+        profile: int | None = None,
+        pool: tuple[int, int] | None = None,
+        reduce: str = "mean",
+        similarity: bool = False,
+    ) -> Observation:
+        """Several of the questions above in as few passes as they need.
+
+        >>> import torch, limelight as ll
+        >>> A = ll.weights(torch.randn(2, 100, 8), torch.randn(2, 100, 8))
+        >>> seen = A.observe(entropy=True, top=3, pool=(10, 10))
+        >>> seen.entropy.shape, seen.top.indices.shape, seen.pool.shape, seen.received
+        (torch.Size([2, 100]), torch.Size([2, 100, 3]), torch.Size([2, 10, 10]), None)
+        """
+        asked: dict[str, Question] = {}
+        if entropy:
+            asked["entropy"] = Entropy()
+        if received:
+            asked["received"] = Received()
+        if top is not None:
+            asked["top"] = self._strongest(top)
+        if mass is not None:
+            asked["mass"] = self._mass(mask=mass)
+        if distance:
+            asked["distance"] = Distance()
+        if profile is not None:
+            asked["profile"] = Profile(check_count("profile", "radius", profile, 0))
+        if pool is not None:
+            asked["pool"] = _pool(pool, reduce)
+        if similarity:
+            asked["similarity"] = Similarity()
+        answers: dict[str, Any] = dict(zip(asked, self._ask(list(asked.values())), strict=True))
+        if "top" in answers:
+            answers["top"] = self._top(answers["top"])
+        return Observation(**answers)
 
     def __repr__(self) -> str:
         p = self._problem
@@ -58,6 +193,211 @@ class Weights:
             parts.append(f"softcap={p.softcap:g}")
         if p.sink is not None:
             parts.append("sink")
-        if p.temperature != 1.0:
+        if not isinstance(p.temperature, float) or p.temperature != 1.0:
             parts.append(f"temperature={float(p.temperature):g}")
         return f"Weights({', '.join(parts)})"
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        B, H, _, N, M, _ = self._problem.sizes
+        return B, H, N, M
+
+    @property
+    def _device(self) -> torch.device:
+        return self._problem.q.device
+
+    @property
+    def _learns(self) -> bool:
+        return self._problem.requires_grad
+
+    def _led(self, x: Tensor) -> Tensor:
+        """``(B, …)`` with the batch axes that the tensors came with."""
+        lead = self.shape[:-3]
+        return x if len(lead) == 1 else x.reshape(*lead, *x.shape[1:])
+
+    def _normalisers(self) -> Tensor:
+        """The log-sum-exp of each row, kept unless a gradient belongs to it."""
+        if self._lse is not None:
+            return self._lse
+        p = self._problem
+        _, lse = run(p, p.k[..., :0], lse=True)
+        assert lse is not None
+        if not lse.requires_grad and not transformed():
+            self._lse = lse
+        return lse
+
+    def _crop(self, batch: Tensor, heads: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+        p = self._problem
+        _, H, Hkv, _, _, _ = p.sizes
+
+        def pick(x: Tensor) -> Tensor:
+            return x[batch[:, None], heads]
+
+        q = pick(p.q)[:, :, rows].to(p.compute_dtype)
+        k = p.k[batch[:, None], heads // (H // Hkv)][:, :, cols].to(p.compute_dtype)
+        masked = to_masked(p, q, k, rows, cols, pick)[4]
+        lse = pick(self._normalisers())[:, :, rows, None]
+        return torch.exp(cooled(masked, p.temperature) - torch.where(lse == -torch.inf, 0.0, lse))
+
+    def _block(self, rows: slice) -> Block:
+        p = self._problem
+        _, _, N, M = self._sizes
+        i, j = torch.arange(N, device=self._device)[rows], torch.arange(M, device=self._device)
+        return Block(steps(p, None, rows).weights, i, j, N, M)
+
+    def _one(self, question: Question) -> Tensor:
+        (answer,) = self._ask([question])
+        return answer
+
+    def _ask(self, questions: list[Question]) -> list[Tensor]:
+        B, H, N, M = self._sizes
+        step = max(1, min(N, _WEIGHTS // max(1, B * H * M)))
+
+        def parts(rows: slice) -> tuple[Tensor, ...]:
+            block = self._block(rows)
+            return tuple(question.part(block) for question in questions)
+
+        again = torch.is_grad_enabled() and self._learns and not transformed()
+        found = []
+        for first in range(0, max(N, 1), step):
+            rows = slice(first, min(first + step, N))
+            found.append(checkpoint(parts, rows, use_reentrant=False) if again else parts(rows))
+        answers = (q.join(p) for q, p in zip(questions, zip(*found, strict=True), strict=True))
+        return [x if isinstance(q, Strongest) else self._led(x) for q, x in zip(questions, answers, strict=True)]
+
+    def _strongest(self, k: int) -> Strongest:
+        return Strongest(check_count("top", "k", k, 1, self.shape[-1]))
+
+    def _top(self, both: Tensor) -> Top:
+        values, indices = both
+        return Top(self._led(values.to(self._answer_dtype)), self._led(indices.long()))
+
+    @property
+    def _answer_dtype(self) -> torch.dtype:
+        return self._problem.compute_dtype
+
+    def _mass(self, mask: Mask) -> Mass:
+        if not isinstance(mask, Mask):
+            raise TypeError(f"mass: give a mask such as First(1), not {type(mask).__name__}")
+        check_lead(mask, self._sizes)
+        return Mass(mask)
+
+
+class GivenWeights(Weights):
+    """A matrix that somebody already has."""
+
+    __slots__ = ("_matrix",)
+
+    def __init__(self, matrix: Tensor) -> None:
+        if not isinstance(matrix, Tensor) or not matrix.is_floating_point() or matrix.ndim < 3:
+            got = f"{matrix.dtype} {tuple(matrix.shape)}" if isinstance(matrix, Tensor) else type(matrix).__name__
+            raise TypeError(f"from_dense: give floats of shape (…, heads, queries, keys), not {got}")
+        self._matrix = matrix
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._matrix.shape)
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        *lead, H, _, M = self.shape
+        if v.ndim != self._matrix.ndim or list(v.shape[:-3]) != lead or v.shape[-2] != M or H % max(v.shape[-3], 1):
+            raise ValueError(
+                f"v {tuple(v.shape)} does not fit weights {self.shape}: it must be {(*lead, H, M)} and a width"
+            )
+        return self._led(grouped(batched(self._matrix).to(v.dtype), batched(v)))
+
+    def dense(self) -> Tensor:
+        return self._matrix
+
+    def __getitem__(self, index: Any) -> Tensor:
+        _chosen(index, self.shape)
+        return self._matrix[index]
+
+    def __repr__(self) -> str:
+        return f"Weights.from_dense(shape={self.shape}, dtype={str(self._matrix.dtype).removeprefix('torch.')})"
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        *lead, H, N, M = self.shape
+        return math.prod(lead), H, N, M
+
+    @property
+    def _device(self) -> torch.device:
+        return self._matrix.device
+
+    @property
+    def _learns(self) -> bool:
+        return False  # its blocks are views: there is nothing to compute again
+
+    @property
+    def _answer_dtype(self) -> torch.dtype:
+        return torch.promote_types(self._matrix.dtype, torch.float32)
+
+    def _normalisers(self) -> Tensor:
+        return torch.log(batched(self._matrix).to(self._answer_dtype).sum(-1))
+
+    def _block(self, rows: slice) -> Block:
+        _, _, N, M = self._sizes
+        i, j = torch.arange(N, device=self._device)[rows], torch.arange(M, device=self._device)
+        return Block(batched(self._matrix)[:, :, rows].to(self._answer_dtype), i, j, N, M)
+
+
+class Transposed:
+    """``Aᵀ``, which is not stored either."""
+
+    __slots__ = ("T",)
+
+    def __init__(self, weights: Weights) -> None:
+        self.T = weights
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(…, heads, keys, queries)``."""
+        *lead, N, M = self.T.shape
+        return (*lead, M, N)
+
+    def __matmul__(self, u: Tensor) -> Tensor:
+        """``Aᵀ u``: what is sent back from queries to keys, ``(…, heads, keys, width)``."""
+        *lead, N, _ = self.T.shape
+        if not isinstance(u, Tensor) or list(u.shape[:-1]) != [*lead, N]:
+            got = tuple(u.shape) if isinstance(u, Tensor) else type(u).__name__
+            raise ValueError(f"u {got} does not fit Aᵀ {self.shape}: it must be {(*lead, N)} and a width")
+        return self.T._one(Sent(batched(u))).to(u.dtype)
+
+    def __repr__(self) -> str:
+        return f"{self.T!r}.T"
+
+
+def _pool(shape: Any, reduce: str) -> Pool:
+    try:
+        rows, cols = shape
+    except (TypeError, ValueError):
+        raise TypeError(f"pool: give (rows, cols), not {shape!r}") from None
+    if reduce not in ("mean", "max"):
+        raise ValueError(f"pool: reduce = {reduce!r}; there are 'mean' and 'max'")
+    return Pool(check_count("pool", "rows", rows, 1), check_count("pool", "cols", cols, 1), reduce)
+
+
+def _chosen(index: Any, shape: Sequence[int]) -> tuple[list[list[int]], list[int]]:
+    """The places on each axis that an index means, and the shape of what it gives."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if sum(x is Ellipsis for x in parts) > 1:
+        raise IndexError("A[…]: an index can have one ellipsis only")
+    missing = len(shape) - sum(x is not Ellipsis for x in parts)
+    if missing < 0:
+        raise IndexError(f"A[…]: {len(shape) - missing} indices for {len(shape)} axes {tuple(shape)}")
+    at = next((n for n, x in enumerate(parts) if x is Ellipsis), len(parts))
+    parts[at : at + 1] = [slice(None)] * missing
+    chosen, result = [], []
+    for axis, (x, n) in enumerate(zip(parts, shape, strict=True)):
+        if isinstance(x, slice):
+            places = list(range(*x.indices(n)))
+            result.append(len(places))
+        elif isinstance(x, int) and not isinstance(x, bool):
+            if not -n <= x < n:
+                raise IndexError(f"A[…]: index {x} is out of range for axis {axis} of {tuple(shape)}")
+            places = [x % n]
+        else:
+            raise TypeError(f"A[…]: integers, slices and '...' are indices, not {type(x).__name__}")
+        chosen.append(places)
+    return chosen, result

@@ -72,7 +72,7 @@ class Problem:
         k: Tensor,
         mask: Mask | None = None,
         bias: Bias | None = None,
-        scale: float | None = None,
+        scale: float | Tensor | None = None,
         softcap: float | None = None,
         sink: Tensor | float | None = None,
         temperature: float | Tensor = 1.0,
@@ -82,6 +82,8 @@ class Problem:
         dtype = _check_tensor("q", q)
         if _check_tensor("k", k) is not dtype:
             raise TypeError(f"q is {q.dtype} and k is {k.dtype}; convert one with .to()")
+        if isinstance(scale, Tensor) and (scale.requires_grad or transformed()):
+            q, scale = q * _one_number("scale", scale).to(dtype), 1.0
         given = q, k
         shape, key_shape = q.shape, k.shape
         lead = None
@@ -227,7 +229,7 @@ def _clash(q: Tensor, k: Tensor) -> str:
 
 def _check_mask(mask: Any, sizes: tuple[int, ...]) -> Mask:
     if isinstance(mask, Mask):
-        _check_lead(mask, sizes)
+        check_lead(mask, sizes)
         return mask
     hint = ""
     if isinstance(mask, Tensor):
@@ -237,23 +239,32 @@ def _check_mask(mask: Any, sizes: tuple[int, ...]) -> Mask:
 
 def _check_bias(bias: Any, sizes: tuple[int, ...]) -> Bias:
     if isinstance(bias, Bias):
-        _check_lead(bias, sizes)
+        check_lead(bias, sizes)
         return bias
     hint = "; wrap it as DenseBias(tensor)" if isinstance(bias, Tensor) else ""
     raise TypeError(f"bias must be a limelight bias such as ALiBi(heads), not {_kind(bias)}{hint}")
 
 
-def _check_lead(value: Mask | Bias, sizes: tuple[int, ...]) -> None:
+def check_lead(value: Mask | Bias, sizes: tuple[int, ...]) -> None:
+    """An error where a mask or bias speaks of other batch elements or heads than ``(B, H, …)``."""
     batch, heads = value.lead()
     for have, want, what in ((batch, sizes[0], "batch elements"), (heads, sizes[1], "heads")):
         if have != 1 and have != want:
-            raise ValueError(f"{value!r} speaks of {have} {what} and q has {want}")
+            raise ValueError(f"{value!r} speaks of {have} {what} and q has {want}; give one for each or one for all")
+
+
+def _one_number(name: str, value: Tensor) -> Tensor:
+    if value.numel() != 1:
+        raise ValueError(f"{name} has shape {tuple(value.shape)}; it must be one number")
+    return value.reshape(())
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        if value.requires_grad:
+            raise TypeError(f"{name} requires grad, and attention gives it none; pass {name}.detach()")
         return float(value.item())
     if isinstance(value, (np.floating, np.integer)):
         return float(value)
@@ -274,6 +285,16 @@ def _positive(name: str, value: Any) -> float:
     return number
 
 
+def check_count(who: str, name: str, value: Any, least: int, most: int | None = None) -> int:
+    """A whole number in its range, or an error."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{who}: {name} must be a whole number, not {value!r}")
+    if value < least or (most is not None and value > most):
+        range_ = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{who}: {name} = {value} must be {range_}")
+    return int(value)
+
+
 def check_dropout(value: Any) -> float:
     """A share that may be dropped, or an error."""
     share = _number("dropout", value)
@@ -286,11 +307,10 @@ def _check_temperature(value: Any) -> float | Tensor:
     if value.__class__ is float and 0 < value < math.inf:
         return value
     if isinstance(value, Tensor) and (value.requires_grad or transformed()):
-        if value.numel() != 1:
-            raise ValueError(f"temperature has shape {tuple(value.shape)}; it must be one number")
+        number = _one_number("temperature", value)
         if not transformed():  # where values are not known
-            _positive("temperature", value.detach())
-        return value
+            _positive("temperature", number.detach())
+        return number
     return _positive("temperature", value)
 
 

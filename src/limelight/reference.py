@@ -11,7 +11,7 @@ output = weights v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,28 @@ def mix(weights: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
     return out
 
 
+def to_masked(
+    p: Problem, q: Tensor, k: Tensor, i: Tensor, j: Tensor, pick: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """The steps from scores to masked logits of the queries ``i`` and keys ``j``, and what the mask allows.
+
+    Where ``q`` and ``k`` are only some of the batch elements and heads, ``pick`` picks them from ``(B, H, …)``.
+    """
+    _, _, _, N, M, _ = p.sizes
+    i, j = i[:, None], j[None, :]
+
+    def fitting(x: Tensor) -> Tensor:
+        return x if pick is None else pick(x.expand(*p.sizes[:2], *x.shape[-2:]))
+
+    scores = grouped(q, k.mT)
+    scaled = scores * p.scale
+    capped = scaled if p.softcap is None else p.softcap * torch.tanh(scaled / p.softcap)
+    biased = capped if p.bias is None else capped + fitting(p.bias.values(i, j, N, M, q.dtype))
+    allowed = None if p.mask is None else fitting(p.mask.allows(i, j, N, M))
+    masked = biased if allowed is None else biased.masked_fill(~allowed, -torch.inf)
+    return scores, scaled, capped, biased, masked, allowed
+
+
 def steps(
     p: Problem,
     v: Tensor | None,
@@ -95,17 +117,10 @@ def steps(
 
     ``kept`` is what dropout multiplies the weights with on their way to the values.
     """
-    N, M = p.q.shape[2], p.k.shape[2]
+    _, _, _, N, M, _ = p.sizes
     q, k = (x.to(p.compute_dtype) for x in (p.q[:, :, rows], p.k[:, :, cols]))
-    i = torch.arange(N, device=q.device)[rows, None]
-    j = torch.arange(M, device=q.device)[None, cols]
-
-    scores = grouped(q, k.mT)
-    scaled = scores * p.scale
-    capped = scaled if p.softcap is None else p.softcap * torch.tanh(scaled / p.softcap)
-    biased = capped if p.bias is None else capped + p.bias.values(i, j, N, M, q.dtype)
-    allowed = None if p.mask is None else p.mask.allows(i, j, N, M)
-    masked = biased if allowed is None else biased.masked_fill(~allowed, -torch.inf)
+    i, j = torch.arange(N, device=q.device)[rows], torch.arange(M, device=q.device)[cols]
+    scores, scaled, capped, biased, masked, allowed = to_masked(p, q, k, i, j)
     sink = None if p.sink is None else p.sink.to(q.dtype)[:, None, None] / p.temperature
     weights, lse = softmax(cooled(masked, p.temperature), sink)
     passed = weights if kept is None else weights * kept

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from limelight.backends import native, ops, portable
 from limelight.dropout import new_seed
 from limelight.problem import Problem, SlowPathWarning
-from limelight.transforms import transformed
+from limelight.transforms import stands_for_others, transformed
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ def run(
     terms = p.lower(dropout, new_seed()) if dropout else p.lower()
     if backend == "portable":
         return portable.forward(p, v, terms)
-    if transformed() or (torch.is_grad_enabled() and (v.requires_grad or p.requires_grad)):
+    learns = torch.is_grad_enabled() and (v.requires_grad or p.requires_grad)
+    if learns or transformed() or stands_for_others(p.q, p.k, v):
         return ops.attention(p.q, p.k, v, terms)
     return native.forward(p.q, p.k, v, terms, p.sizes, lse)

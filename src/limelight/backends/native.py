@@ -271,6 +271,8 @@ def readable(name: str, x: Tensor) -> Tensor:
         )
     if x._is_zerotensor():
         x = x.clone()
+    if x.numel() and not x.data_ptr():
+        raise TypeError(f"{name} {tuple(x.shape)} has no memory to read from (a {type(x).__name__} of unknown numbers)")
     return x.resolve_neg().contiguous() if x.is_neg() or x.stride(3) != 1 else x
 
 

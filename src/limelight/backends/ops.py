@@ -13,7 +13,7 @@ from torch import Tensor
 
 from limelight.backends import native, portable
 from limelight.problem import Terms, compute_dtype, raised
-from limelight.transforms import transformed
+from limelight.transforms import stands_for_others, transformed
 
 _TERMS = (
     "Tensor? spans, Tensor? mask, Tensor? slopes, Tensor? offsets, Tensor? bias, Tensor? sink, Tensor temperature, "
@@ -33,9 +33,10 @@ _library.define(
 def attention(q: Tensor, k: Tensor, v: Tensor, t: Terms) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp, differentiable."""
     apply: Any = _Attention.apply
-    if transformed():
-        apply = torch.ops.limelight.attention if torch.compiler.is_compiling() else _FuncAttention.apply
-        t = _in_tensors(t)
+    if torch.compiler.is_compiling() or torch._C._is_tracing() or stands_for_others(q, k, v):
+        apply, t = torch.ops.limelight.attention, _in_tensors(t)
+    elif transformed():
+        apply, t = _FuncAttention.apply, _in_tensors(t)
     result: tuple[Tensor, Tensor] = apply(q, k, v, *t)
     return result
 
@@ -97,8 +98,9 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
     dout = torch.zeros_like(out) if dout is None else dout
     wanted = [terms[i] is not None and ctx.needs_input_grad[3 + i] for i in _LEARNED]
     apply: Any = _backward
-    if torch.is_grad_enabled() or transformed():
-        apply = torch.ops.limelight.attention_backward if torch.compiler.is_compiling() else _Gradient.apply
+    if torch.is_grad_enabled() or transformed() or stands_for_others(dout, q, k, v):
+        compiled = torch.compiler.is_compiling() or stands_for_others(dout, q, k, v)
+        apply = torch.ops.limelight.attention_backward if compiled else _Gradient.apply
         terms = list(_in_tensors(Terms(*terms)))
         dlse = torch.zeros_like(lse) if dlse is None else dlse
     dq, dk, dv, *learned = apply(dout, dlse, q, k, v, out, lse, *terms, wanted)

@@ -1,0 +1,215 @@
+"""Every question to the matrix against the same computed from the dense float64 matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
+
+import limelight as ll
+from conftest import problems, random_masks
+from limelight import reference
+from limelight.problem import Problem
+
+
+def dense_of(p: dict[str, Any]) -> Tensor:
+    """The matrix in float64, by the definition."""
+    options = {n: x for n, x in p.items() if n not in ("q", "k", "v")}
+    return reference.steps(Problem(p["q"].double(), p["k"].double(), **options), None).weights
+
+
+def weights_of(p: dict[str, Any]) -> ll.Weights:
+    return ll.weights(**{n: x for n, x in p.items() if n != "v"})
+
+
+def close(got: Tensor, want: Tensor, p: dict[str, Any], scale: float = 1.0) -> None:
+    """A weight is as inexact as its logit."""
+    options = {n: x for n, x in p.items() if n not in ("q", "k", "v")}
+    logits = reference.steps(Problem(p["q"].double(), p["k"].double(), **options), None).masked
+    hottest = float(logits[logits.isfinite()].abs().max()) if logits.isfinite().any() else 0.0
+    eps = 2.0**-52 if p["q"].dtype == torch.float64 else 2.0**-23
+    within = eps * (16 + 8 * hottest / min(1.0, p.get("temperature", 1.0))) * scale
+    assert got.shape == want.shape
+    error = float((got.double() - want).abs().max()) if got.numel() else 0.0
+    assert error <= within * max(1.0, float(want.abs().max()) if want.numel() else 0.0), f"{error:.1e} > {within:.1e}"
+
+
+@settings(max_examples=40)
+@given(problems((torch.float32, torch.bfloat16, torch.float64)), st.data())
+def test_every_question(p: dict[str, Any], data: st.DataObject) -> None:
+    A, dense = weights_of(p), dense_of(p)
+    B, H, N, M = dense.shape
+    mask = data.draw(random_masks(B, N, M))
+    radius, k = data.draw(st.integers(0, M + 3)), data.draw(st.integers(1, M))
+    rows, cols = data.draw(st.integers(1, min(2 * N, 40))), data.draw(st.integers(1, min(2 * M, 40)))
+    seen = A.observe(
+        entropy=True,
+        received=True,
+        top=k,
+        mass=mask,
+        distance=True,
+        profile=radius,
+        pool=(rows, cols),
+        similarity=True,
+    )
+    close(seen.entropy, torch.special.entr(dense).sum(-1), p, 8.0)
+    close(seen.received, dense.sum(2), p, N**0.5)
+    close(seen.mass, (dense * mask.dense(N, M)).sum(-1), p)
+    position, key = torch.arange(M - N, M)[:, None], torch.arange(M)
+    close(seen.distance, (dense * (position - key).abs()).sum(-1), p)
+    want = torch.zeros(B, H, 2 * radius + 1, dtype=torch.float64)
+    for n, delta in enumerate(range(-radius, radius + 1)):
+        on = key - position == delta
+        if on.any():
+            want[..., n] = dense[..., on].mean(-1)
+    close(seen.profile, want, p)
+    close(seen.pool, adaptive_avg_pool2d(dense, (rows, cols)), p)
+    close(A.pool(rows, cols, "max"), adaptive_max_pool2d(dense, (rows, cols)), p)
+    flat = dense.flatten(2)
+    norms = flat.norm(dim=-1)
+    cosine = flat @ flat.mT / (norms[:, :, None] * norms[:, None]).clamp(min=1e-300)
+    close(seen.similarity, cosine, p, 32.0)
+    close(seen.top.values, dense.sort(-1, descending=True).values[..., :k], p)
+    close(dense.gather(3, seen.top.indices), dense.sort(-1, descending=True).values[..., :k], p)
+    assert (seen.top.indices.sort(-1).values.diff(dim=-1) > 0).all(), "no key twice"
+    assert (seen.top.values.diff(dim=-1) <= 0).all()
+    assert A.dense().shape == A.shape == dense.shape
+    close(A.dense(), dense, p)
+    filled = (dense.sum(-1) > 0).sum((1, 2)) if "sink" not in p else None
+    if filled is not None:
+        torch.testing.assert_close(seen.received.double().sum((1, 2)), filled.double(), rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=40)
+@given(problems((torch.float32, torch.float64)), st.data())
+def test_any_part_of_it(p: dict[str, Any], data: st.DataObject) -> None:
+    A, dense = weights_of(p), dense_of(p)
+
+    def index(n: int) -> Any:
+        slices = st.builds(
+            slice,
+            st.none() | st.integers(-n - 2, n + 2),
+            st.none() | st.integers(-n - 2, n + 2),
+            st.none() | st.integers(1, 4),
+        )
+        return data.draw(st.integers(-n, n - 1) | slices)
+
+    full = tuple(index(n) for n in dense.shape)
+    for at in (full, full[:2], (..., *full[2:]), (full[0], ..., full[3]), full[0], ...):
+        want = dense[at]
+        got = A[at]
+        assert got.shape == want.shape
+        close(got, want, p)
+    step = slice(None, None, -1)
+    close(A[:, :, step, 1::2], dense.flip(2)[..., 1::2], p)
+
+
+@settings(max_examples=30)
+@given(problems((torch.float32, torch.float64)))
+def test_sent_back(p: dict[str, Any]) -> None:
+    A, dense = weights_of(p), dense_of(p)
+    u = torch.randn(*dense.shape[:3], 3, dtype=p["q"].dtype)
+    close(A.T @ u, dense.mT @ u.double(), p, dense.shape[2] ** 0.5 * float(u.abs().max()))
+    assert A.T.shape == (*dense.shape[:2], dense.shape[3], dense.shape[2])
+    assert A.T.T is A
+
+
+@settings(max_examples=20)
+@given(problems((torch.float64,)))
+def test_a_matrix_that_somebody_has(p: dict[str, Any]) -> None:
+    A = weights_of(p)
+    given_ = ll.Weights.from_dense(A.dense())
+    M = A.shape[-1]
+    asked: dict[str, Any] = {
+        "entropy": True,
+        "received": True,
+        "mass": ll.First(1),
+        "distance": True,
+        "profile": 3,
+        "pool": (5, 3),
+        "similarity": True,
+    }
+    a, b = A.observe(**asked), given_.observe(**asked)
+    for name in asked:
+        torch.testing.assert_close(getattr(a, name), getattr(b, name))
+    assert torch.equal(A.top(min(3, M)).values, given_.top(min(3, M)).values)
+    torch.testing.assert_close(given_ @ p["v"], A @ p["v"])
+    assert torch.equal(given_[..., 0], A.dense()[..., 0])
+    u = torch.randn(*A.shape[:3], 2, dtype=torch.float64)
+    torch.testing.assert_close(given_.T @ u, A.T @ u)
+
+
+def test_exact_entropies() -> None:
+    q, k = torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 64, 4)
+    torch.testing.assert_close(ll.weights(q, k).entropy(), torch.full((1, 1, 3), 64.0).log())
+    hot = ll.weights(torch.eye(4)[None, None] * 1e4, torch.eye(4)[None, None], scale=1.0)
+    assert (hot.entropy() == 0).all()
+    empty = ll.weights(q, k, mask=ll.First(0))
+    for answer in (empty.entropy(), empty.received(), empty.distance(), empty.mass(ll.First(9))):
+        assert (answer == 0).all()
+    assert empty.logsumexp().isneginf().all()
+    assert (empty.similarity() == 0).all()
+
+
+def test_ties_go_to_the_lower_key() -> None:
+    A = ll.weights(torch.zeros(1, 2, 8), torch.zeros(1, 5, 8), mask=ll.Padding(3))
+    assert A.top(5).indices.tolist() == [[[0, 1, 2, 3, 4]] * 2]
+    torch.testing.assert_close(A.top(4).values, torch.tensor([[[1 / 3, 1 / 3, 1 / 3, 0.0]] * 2]))
+
+
+@pytest.mark.parametrize("lead", [(), (2, 3)])
+def test_batch_axes(lead: tuple[int, ...]) -> None:
+    q, k = torch.randn(*lead, 4, 7, 5), torch.randn(*lead, 2, 11, 5)
+    A = ll.weights(q, k, mask=ll.Causal())
+    seen = A.observe(entropy=True, received=True, top=2, pool=(2, 3), similarity=True)
+    assert seen.entropy.shape == (*lead, 4, 7)
+    assert seen.received.shape == (*lead, 4, 11)
+    assert seen.top.indices.shape == (*lead, 4, 7, 2)
+    assert seen.pool.shape == (*lead, 4, 2, 3)
+    assert seen.similarity.shape == (*lead, 4, 4)
+    at = (*(-1 for _ in lead), slice(1, 3), 2)
+    torch.testing.assert_close(A[at], A.dense()[at])
+    assert (A.T @ torch.randn(*lead, 4, 7, 3)).shape == (*lead, 4, 11, 3)
+
+
+def test_one_can_train_against_the_answers() -> None:
+    q, k, table = (torch.rand(s, dtype=torch.float64, requires_grad=True) for s in ((1, 4, 5, 3), (1, 2, 7, 3), (4, 5)))
+
+    def f(q: Tensor, k: Tensor, table: Tensor) -> tuple[Tensor, ...]:
+        A = ll.weights(q, k, mask=ll.Causal(), bias=ll.Relative(table))
+        return A.entropy(), A.received(), A.mass(ll.First(2)), A.distance(), A.T @ torch.ones(1, 4, 5, 2).double()
+
+    assert torch.autograd.gradcheck(f, (q, k, table))
+    one_hot = ll.weights(q * 1e5, k * 1e5).entropy().sum()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(one_hot, (q, k)))
+
+
+def test_errors() -> None:
+    A = ll.weights(torch.randn(2, 3, 4, 8), torch.randn(2, 3, 5, 8))
+    with pytest.raises(ValueError, match="top: k = 6 must be from 1 to 5"):
+        A.top(6)
+    with pytest.raises(TypeError, match="mass: give a mask such as First"):
+        A.mass(torch.ones(5))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="speaks of 4 batch elements and q has 2"):
+        A.mass(ll.Padding([1, 2, 3, 4]))
+    with pytest.raises(ValueError, match="pool: rows = 0 must be at least 1"):
+        A.pool(0, 4)
+    with pytest.raises(ValueError, match="reduce = 'sum'; there are 'mean' and 'max'"):
+        A.pool(2, 2, "sum")
+    with pytest.raises(TypeError, match="radius must be a whole number"):
+        A.profile(1.5)  # type: ignore[arg-type]
+    with pytest.raises(IndexError, match=r"index 4 is out of range for axis 2 of \(2, 3, 4, 5\)"):
+        A[0, 0, 4]
+    with pytest.raises(IndexError, match="5 indices for 4 axes"):
+        A[0, 0, 0, 0, 0]
+    with pytest.raises(TypeError, match="are indices, not list"):
+        A[[0, 1]]
+    with pytest.raises(ValueError, match=r"u \(2, 3, 5, 1\) does not fit Aᵀ \(2, 3, 5, 4\)"):
+        A.T @ torch.randn(2, 3, 5, 1)
+    with pytest.raises(TypeError, match="from_dense: give floats of shape"):
+        ll.Weights.from_dense(torch.ones(3, 3))

@@ -37,7 +37,10 @@ void backward(const Problem& problem, const Gradients& g, int threads) {
     constexpr int64_t enough = 16, least_keys = 4 * kBlock;
     const int64_t least_rows = 2 * k.visitors(p);
     int64_t ranges = std::min({ceil_div(enough, at_once), rows / least_rows, p.M / least_keys});
-    if (g.bias.data && !g.bias.row && !g.bias.col) ranges = 1;  // every square adds to the same number
+    // A bias without an axis of keys receives from every square of a row; where it has no rows either, or rows
+    // that several heads of a unit share, squares of one round would meet.
+    const bool rows_meet = !g.bias.row || (p.Hq > p.Hkv && !g.bias.head);
+    if (g.bias.data && !g.bias.col && rows_meet) ranges = 1;
     ranges = std::max<int64_t>(ranges, 1);
     const int64_t row_range = ceil_div(ceil_div(rows, ranges), k.visitors(p)) * k.visitors(p);
     const int64_t key_range = ceil_div(ceil_div(p.M, ranges), kBlock) * kBlock;

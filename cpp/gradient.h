@@ -22,6 +22,7 @@ template <class C> constexpr C kLog2 = C(0.69314718055994530942);
 
 template <class C> struct Visitor {
     int vectors, row_count;
+    bool strange;  // some log-sum-exp is NaN
     const Row* rows;
     C *q, *dout, *dq;       // (feature, lane); dout times log 2
     C *q_rows, *dout_rows;  // (row, feature)
@@ -83,6 +84,7 @@ template <class C> void welcome(const Problem& p, const Gradients& g, int64_t ba
     transpose(x.dout_rows, Dv, lanes, p.Dv, x.dout, lanes);
     for (int64_t i = 0; i < lanes * p.Dv; i += kWidth<C>) store(x.dout + i, load(x.dout + i) * kLog2<C>);
     std::memset(x.dq, 0, lanes * p.D * sizeof(C));
+    x.strange = false;
     for (int r = 0; r < lanes; ++r) {
         const Row& row = x.rows[least(r, x.row_count - 1)];
         const int64_t at = (batch * p.Hq + row.head) * p.N + row.query;
@@ -92,6 +94,7 @@ template <class C> void welcome(const Problem& p, const Gradients& g, int64_t ba
         if (g.dlse) delta -= reinterpret_cast<const C*>(g.dlse)[at];
         if (g.delta) reinterpret_cast<C*>(g.delta)[at] = delta;
         const C lse = reinterpret_cast<const C*>(p.lse)[at];
+        x.strange |= lse != lse;
         x.lse[r] = lse == -kInf<C> ? C(0) : lse * kLog2e<C>;  // nothing allowed: 2^(−∞ − 0) = 0
         x.delta[r] = delta * kLog2<C>;
         x.heat[r] = x.lean[r] = 0;
@@ -122,6 +125,13 @@ template <class C, int NV> void weigh(const Visitor<C>& x, const Block<C>& b, C*
         store(dx + i, weight == C(0) ? Vec<C>{} : weight * (dweight - load(x.delta + i % lanes)));
         store(b.s + i, kept ? weight * factor : Vec<C>{});
     });
+}
+
+// A row whose log-sum-exp is NaN has NaN for weights even where the mask forbids, and keys out there must not know.
+template <class C> void clear_forbidden(const Block<C>& b, C* dx) {
+    for (int64_t j = 0; j < b.n; ++j)
+        for (int r = 0; r < b.row_count; ++r)
+            if (!allows(b.p, b.rows[r], b.batch, b.first + j)) b.s[j * b.lanes + r] = dx[j * b.lanes + r] = 0;
 }
 
 // Σ dx · x by row, for the temperature.
@@ -199,6 +209,7 @@ void visit(const Problem& p, const Gradients& g, const Square& task, const Visit
     if (logits) std::memcpy(logits, b.s, b.n * b.lanes * sizeof(C));
     all_scores<C, NV>(x.dout, v.lines<C>().data, v.stride, p.Dv, b.n, dx, nullptr, Tilt<C>{});
     weigh<C, NV>(x, b, dx);
+    if (x.strange) clear_forbidden(b, dx);
     const C unit = kLog2e<C> / C(p.temperature);
     if (g.heat) add_heat(x, b, dx, logits);
     if (g.slopes) add_lean(x, b, dx, spare);

@@ -42,10 +42,11 @@ template <class C> struct Reach {
     C slope;
     C least;  // a lower bound of the row's largest logit
 
-    // Whether all of the keys, the longest of which is `longest`, have no weight beside a logit of `top`.
+    // Whether all of the keys, the longest of which is `longest`, have no weight beside a logit of `top`. A
+    // negative slope lifts the farthest keys, and nothing vanishes.
     bool vanishes(int64_t position, Range keys, C longest, C top) const {
         const int64_t distance = keys.begin > position ? keys.begin - position : most(position - (keys.end - 1), 0);
-        return norm * longest + cap - slope * C(distance) < larger(top, least) + kLowest<C>;
+        return slope >= C(0) && norm * longest + cap - slope * C(distance) < larger(top, least) + kLowest<C>;
     }
 };
 

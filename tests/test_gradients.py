@@ -173,6 +173,8 @@ EVERYTHING = [
     ((1, 1, 1, 701, 2111, 8, 7), {"bias": ll.ALiBi(torch.tensor([0.01]))}),
     ((3, 4, 2, 307, 601, 31, 8), {"bias": ll.DenseBias(torch.randn(307, 601)), "softcap": 3.0}),
     ((2, 4, 4, 499, 1201, 8, 8), {"bias": ll.DenseBias(torch.randn(4, 1, 1))}),
+    ((1, 4, 1, 509, 1201, 8, 8), {"bias": ll.DenseBias(torch.randn(509, 1))}),
+    ((1, 4, 1, 509, 1201, 8, 8), {"bias": ll.DenseBias(torch.randn(1, 1201))}),
     ((2, 4, 4, 499, 1201, 8, 8), {"bias": ll.DenseBias(torch.randn(2, 1, 1, 1201))}),
     ((2, 4, 2, 601, 1103, 16, 16), {"bias": ll.Relative(torch.randn(4, 999)) + ll.ALiBi(torch.rand(4))}),
     ((1, 2, 1, 1103, 1103, 16, 16), {"sink": torch.randn(2), "temperature": torch.tensor(0.7), "dropout": 0.2}),
@@ -254,6 +256,26 @@ def test_what_is_not_finite_reaches_what_it_touches_and_nothing_else(bad: float,
         torch.testing.assert_close(got[name][0, 1, ~touched], clean[name][0, 1, ~touched])
     if bad != bad:
         assert not got["q"][0, 1, rows].isfinite().all(-1).any()
+
+
+@BACKENDS
+def test_a_row_of_nan_stays_within_its_window(backend: str) -> None:
+    """The row's weights are NaN, but not for keys that it may not attend to, in whatever block they are."""
+    q, k, v = (torch.randn(1, 1, 512, 8, generator=torch.Generator().manual_seed(s)) for s in range(3))
+    k[0, 0, 5] = torch.nan
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    bias = torch.zeros(512, 512, requires_grad=True)
+    mask = ll.Causal() & ll.Window(200)
+    out = ll.attention(*leaves, mask=mask, bias=ll.DenseBias(bias), backend=backend)
+    dq, dk, dv, dbias = torch.autograd.grad(out.sum(), [*leaves, bias])
+    rows = torch.arange(512)
+    touched = (rows >= 5) & (rows <= 205)
+    assert dq[0, 0, ~touched].isfinite().all()
+    keys = mask.dense(512)[touched].any(0)
+    assert dk[0, 0, ~keys].isfinite().all()
+    assert dv[0, 0, ~keys].isfinite().all()
+    assert dbias[~mask.dense(512)].isfinite().all()
+    assert dbias[~touched].isfinite().all()
 
 
 @given(st.sampled_from([1, 2, 3]), st.sampled_from([torch.float32, torch.float64]))

@@ -11,7 +11,7 @@ from torch import Tensor
 import limelight as ll
 from limelight import reference
 
-SLOPES = torch.tensor([4.0, 0.9, 0.3, 0.0, -0.1, 0.5])
+SLOPES = torch.tensor([4.0, 0.9, 0.3, 0.0, -0.1, -1.5])
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"mask": ll.Causal()},

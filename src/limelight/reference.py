@@ -54,13 +54,14 @@ def softmax(logits: Tensor, sink: Tensor | None = None) -> tuple[Tensor, Tensor]
     if sink is not None:
         top = torch.maximum(top, sink.detach())
     top = torch.where(empty, 0.0, top)
-    e = torch.exp(logits - top)
+    removed = logits == -torch.inf  # has no weight and no gradient, even in a row of NaN
+    e = torch.exp((logits - top).masked_fill(removed, -torch.inf))
     total = e.sum(-1, keepdim=True)
     if sink is not None:
         total = total + torch.exp(sink - top)
     total = torch.where(empty, 1.0, total)
     lse = torch.where(empty, -torch.inf, top + torch.log(total))
-    return e / total, lse.squeeze(-1)
+    return (e / total).masked_fill(removed, 0.0), lse.squeeze(-1)
 
 
 def cooled(logits: Tensor, temperature: float | Tensor) -> Tensor:

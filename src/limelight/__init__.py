@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from limelight.biases import ALiBi, DenseBias, Relative
+    from limelight.flow import rollout
     from limelight.functional import attention, backend_for, weights
     from limelight.masks import Causal, Dense, Documents, First, Padding, Prefix, Window
     from limelight.matrix import Weights
@@ -20,6 +21,7 @@ _HOME = {
     "backend_for": "functional",
     "Weights": "matrix",
     "trace": "reference",
+    "rollout": "flow",
     "Causal": "masks",
     "Window": "masks",
     "Padding": "masks",
@@ -48,6 +50,7 @@ __all__ = [
     "Window",
     "attention",
     "backend_for",
+    "rollout",
     "trace",
     "weights",
 ]

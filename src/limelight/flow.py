@@ -27,6 +27,7 @@ def rollout(layers: Sequence[Weights], tokens: Sequence[int] | None = None, *, r
     >>> layers = [ll.weights(torch.randn(4, 9, 8), torch.randn(4, 9, 8), mask=ll.Causal()) for _ in range(3)]
     >>> rollout(layers, [8]).shape
     torch.Size([1, 9])
+
     """
     if not layers:
         raise ValueError("rollout: give at least one layer's weights")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,45 +82,35 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, t: Terms, sizes: tuple[int, ...], want_lse: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """The output, and the log-sum-exp of each row if asked for; ``sizes`` are ``(B, Hq, Hkv, N, M, D)``."""
-    q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
-    q_data, k_data, v_data = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    in_place = q_strides[3] == k_strides[3] == v_strides[3] == 1 and q_data and k_data and v_data
-    if not in_place or q.is_neg() or k.is_neg() or v.is_neg():
-        q, k, v = readable("q", q), readable("k", k), readable("v", v)
-        q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
-        q_data, k_data, v_data = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    B, Hq, _, N, M, D = sizes
-    Dv = v.shape[3]
-    type_of_q, type_of_v = _TYPES[q.dtype], _TYPES[v.dtype]
-    out = torch.empty_like(q) if Dv == D and type_of_q == type_of_v else fresh_output(q, v)
-    out_strides = out.stride()
-    if out_strides[3] != 1:  # like a view that overlaps itself
+    q, k, v = readable("q", q), readable("k", k), readable("v", v)
+    B, Hq, _, N, M, _ = sizes
+    out = torch.empty_like(q) if q.dtype == v.dtype and q.shape[3] == v.shape[3] else fresh_output(q, v)
+    if out.stride(3) != 1:  # like a view that overlaps itself
         out = fresh_output(q.contiguous(), v)
-        out_strides = out.stride()
     lse = torch.empty((B, Hq, N), dtype=compute_dtype(q)) if want_lse else None
     if not (B and Hq and N and M):
         return out.zero_(), None if lse is None else lse.fill_(-torch.inf)
     held = _Held(t, q, sizes)
-    _native.forward(
-        (
-            sizes,
-            Dv,
-            type_of_q,
-            type_of_v,
-            q_data,
-            q_strides,
-            k_data,
-            k_strides,
-            v_data,
-            v_strides,
-            out.data_ptr(),
-            out_strides,
-            0 if lse is None else lse.data_ptr(),
-            *held.addresses,
-        ),
-        torch.get_num_threads(),
-    )
+    _native.forward(_problem(sizes, q, k, v, out, lse, held), torch.get_num_threads())
     return out, lse
+
+
+def _problem(
+    sizes: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, held: _Held
+) -> Any:
+    """What the kernels take for a problem."""
+    return (
+        sizes,
+        v.shape[3],
+        _TYPES[q.dtype],
+        _TYPES[v.dtype],
+        *(q.data_ptr(), q.stride()),
+        *(k.data_ptr(), k.stride()),
+        *(v.data_ptr(), v.stride()),
+        *(out.data_ptr(), out.stride()),
+        _address(lse),
+        *held.addresses,
+    )
 
 
 class Gradients(NamedTuple):
@@ -150,7 +140,7 @@ def backward(
     """The gradients; ``wanted`` says whether those of slopes, offsets, bias, sink and temperature are asked for."""
     q, k, v, out, dout = (readable(n, x) for n, x in zip(_NAMES, (q, k, v, out, dout), strict=True))
     B, Hq, N, D = q.shape
-    _, Hkv, M, Dv = v.shape
+    _, Hkv, M, _ = v.shape
     sizes = (B, Hq, Hkv, N, M, D)
     number = compute_dtype(q)
     wants_slopes, wants_offsets, wants_bias, wants_sink, wants_temperature = wanted
@@ -172,22 +162,7 @@ def backward(
     if B and Hq and N and M:
         held = _Held(t, q, sizes)
         _native.backward(
-            (
-                sizes,
-                Dv,
-                _TYPES[q.dtype],
-                _TYPES[v.dtype],
-                q.data_ptr(),
-                q.stride(),
-                k.data_ptr(),
-                k.stride(),
-                v.data_ptr(),
-                v.stride(),
-                out.data_ptr(),
-                out.stride(),
-                lse.data_ptr(),
-                *held.addresses,
-            ),
+            _problem(sizes, q, k, v, out, lse, held),
             (
                 _TYPES[dout.dtype],
                 dout.data_ptr(),

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import limelight as ll
 from limelight import reference
 
+TERMS = (None, None, None, None, None, None, torch.tensor(1.0), 1.0, 0.0, 0.0, None)
 SHAPES = [(13, 17), (5, 29), (31, 31)]
 
 
@@ -77,6 +78,32 @@ def test_compiled_with_dynamic_shapes(f: Function) -> None:
         a, b = (torch.autograd.grad(y, inputs, dout, allow_unused=True) for y in (got, want))
         for m, n in zip(a, b, strict=True):
             torch.testing.assert_close(m, n)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 1, 0, 3), (2, 0, 1, 3), (1, 0, 2, 3), (0, 1, 3, 2)])
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.filterwarnings("ignore::limelight.SlowPathWarning")
+def test_compiled_with_any_strides(order: tuple[int, ...], gaps: bool) -> None:
+    """What is promised of the results' memory is what the kernels give."""
+    compiled = torch.compile(
+        lambda q, k, v: ll.attention(q, k, v, mask=ll.Causal()), fullgraph=True, backend="aot_eager"
+    )
+    for width in (8, 5):
+        x = []
+        for shape in ((2, 4, 13, 8), (2, 2, 17, 8), (2, 2, 17, width)):
+            sizes = [shape[i] for i in order]
+            big = torch.randn(*sizes[:-1], sizes[-1] + 3 * gaps)[..., : sizes[-1]]
+            x.append(big.permute([order.index(i) for i in range(4)]).requires_grad_())
+        want, got = ll.attention(*x, mask=ll.Causal()), compiled(*x)
+        assert torch.equal(want, got)
+        assert (
+            want.stride()
+            == got.stride()
+            == torch.ops.limelight.attention(*(y.to("meta") for y in x), *TERMS)[0].stride()
+        )
+        dout = torch.randn(want.shape)
+        a, b = torch.autograd.grad(want, x, dout), torch.autograd.grad(got, x, dout)
+        assert all(torch.equal(m, n) for m, n in zip(a, b, strict=True))
 
 
 def test_compiled_without_gradients() -> None:

@@ -84,9 +84,7 @@ def forward(
     """The output, and the log-sum-exp of each row if asked for; ``sizes`` are ``(B, Hq, Hkv, N, M, D)``."""
     q, k, v = readable("q", q), readable("k", k), readable("v", v)
     B, Hq, _, N, M, _ = sizes
-    out = torch.empty_like(q) if q.dtype == v.dtype and q.shape[3] == v.shape[3] else fresh_output(q, v)
-    if out.stride(3) != 1:  # like a view that overlaps itself
-        out = fresh_output(q.contiguous(), v)
+    out = empty_output(q, v)
     lse = torch.empty((B, Hq, N), dtype=compute_dtype(q)) if want_lse else None
     if not (B and Hq and N and M):
         return out.zero_(), None if lse is None else lse.fill_(-torch.inf)
@@ -251,12 +249,17 @@ def readable(name: str, x: Tensor) -> Tensor:
     return x.resolve_neg().contiguous() if x.is_neg() or x.stride(3) != 1 else x
 
 
-def fresh_output(q: Tensor, v: Tensor) -> Tensor:
-    """Memory for the output, with the heads inside the rows where those of ``q`` are."""
-    B, H, N, _ = q.shape
+def empty_output(q: Tensor, v: Tensor) -> Tensor:
+    """Memory for the output, which lies as ``q`` lies, or at least has its heads inside the rows where ``q`` has."""
+    B, H, N, D = q.shape
+    if q.dtype == v.dtype and v.shape[3] == D:
+        out = torch.empty_like(q)
+        if out.stride(3) == 1:  # not like a turned view, or one that overlaps itself
+            return out
+        q = q.contiguous()
     if q.stride(1) < q.stride(2):
-        return torch.empty((B, N, H, v.shape[3]), dtype=v.dtype).transpose(1, 2)
-    return torch.empty((B, H, N, v.shape[3]), dtype=v.dtype)
+        return torch.empty((B, N, H, v.shape[3]), dtype=v.dtype, device=v.device).transpose(1, 2)
+    return torch.empty((B, H, N, v.shape[3]), dtype=v.dtype, device=v.device)
 
 
 def _address(x: Tensor | None) -> int:

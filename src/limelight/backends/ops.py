@@ -56,7 +56,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *terms: Any) -> tuple[Tensor, Tens
 
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *terms: Any) -> tuple[Tensor, Tensor]:
-    return native.fresh_output(q, v), q.new_empty(q.shape[:3], dtype=compute_dtype(q))
+    return native.empty_output(q, v), q.new_empty(q.shape[:3], dtype=compute_dtype(q))
 
 
 def _backward(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from limelight.backends import run
+from limelight.indexing import places
 from limelight.masks import Mask
 from limelight.problem import Problem, batched, check_count, check_lead
 from limelight.questions import (
@@ -96,7 +96,7 @@ class Weights:
         >>> A[1, 50, 40:60:2].shape
         torch.Size([10])
         """
-        chosen, shape = _chosen(index, self.shape)
+        chosen, shape = places(index, self.shape)
         *lead, heads, rows, cols = (torch.tensor(x, dtype=torch.long, device=self._device) for x in chosen)
         B = self._sizes[0]
         batch = torch.arange(B, device=self._device).reshape(self.shape[:-3])
@@ -310,7 +310,7 @@ class GivenWeights(Weights):
         return self._matrix
 
     def __getitem__(self, index: Any) -> Tensor:
-        _chosen(index, self.shape)
+        places(index, self.shape)
         return self._matrix[index]
 
     def __repr__(self) -> str:
@@ -376,28 +376,3 @@ def _pool(shape: Any, reduce: str) -> Pool:
     if reduce not in ("mean", "max"):
         raise ValueError(f"pool: reduce = {reduce!r}; there are 'mean' and 'max'")
     return Pool(check_count("pool", "rows", rows, 1), check_count("pool", "cols", cols, 1), reduce)
-
-
-def _chosen(index: Any, shape: Sequence[int]) -> tuple[list[list[int]], list[int]]:
-    """The places on each axis that an index means, and the shape of what it gives."""
-    parts = list(index) if isinstance(index, tuple) else [index]
-    if sum(x is Ellipsis for x in parts) > 1:
-        raise IndexError("A[…]: an index can have one ellipsis only")
-    missing = len(shape) - sum(x is not Ellipsis for x in parts)
-    if missing < 0:
-        raise IndexError(f"A[…]: {len(shape) - missing} indices for {len(shape)} axes {tuple(shape)}")
-    at = next((n for n, x in enumerate(parts) if x is Ellipsis), len(parts))
-    parts[at : at + 1] = [slice(None)] * missing
-    chosen, result = [], []
-    for axis, (x, n) in enumerate(zip(parts, shape, strict=True)):
-        if isinstance(x, slice):
-            places = list(range(*x.indices(n)))
-            result.append(len(places))
-        elif isinstance(x, int) and not isinstance(x, bool):
-            if not -n <= x < n:
-                raise IndexError(f"A[…]: index {x} is out of range for axis {axis} of {tuple(shape)}")
-            places = [x % n]
-        else:
-            raise TypeError(f"A[…]: integers, slices and '...' are indices, not {type(x).__name__}")
-        chosen.append(places)
-    return chosen, result

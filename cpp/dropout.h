@@ -5,10 +5,6 @@
 // gradient meets the same ones without storing any.
 #pragma once
 
-#if defined(LIMELIGHT_X86)
-#include <immintrin.h>
-#endif
-
 #include "logits.h"
 
 namespace limelight::LIMELIGHT_ISA {

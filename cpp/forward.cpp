@@ -13,6 +13,7 @@
 #include "kernels.h"
 #include "pages.h"
 #include "pool.h"
+#include "tasks.h"
 
 namespace limelight {
 namespace {
@@ -92,25 +93,13 @@ void forward(const Problem& problem, int threads) {
     ask_for_large_pages(p.out, p.B, p.Hq, p.N, p.Dv);
     const size_t partial = cut.chunks > 1 ? k.partial(p, cut) : 0;
     const std::unique_ptr<char[]> partials(partial ? new char[partial * p.B * cut.units * cut.chunks] : nullptr);
-    const int64_t pieces = ceil_div(cut.strips, cut.together);  // of a unit's rows
     const double work = double(p.B) * p.Hq * p.N * p.M * (p.D + p.Dv);
     if (work < kWorthAThread) threads = 1;
 
-    const auto attend = [&](int64_t index, char* scratch) {
-        // Late rows first: under a causal mask they have the most keys.
-        const int64_t chunk = index % cut.chunks, strips = index / cut.chunks;
-        const int64_t piece = pieces - 1 - strips % pieces, unit = strips / pieces;
-        Task t;
-        t.batch = unit / cut.units;
-        t.unit = unit % cut.units;
-        t.strip = piece * cut.together;
-        t.strips = std::min(cut.together, cut.strips - t.strip);
-        t.begin = chunk * cut.chunk;
-        t.end = std::min(t.begin + cut.chunk, p.M);
-        t.partial = partial ? partials.get() + (unit * cut.chunks + chunk) * partial : nullptr;
+    for_tasks(p, cut, threads, k.scratch(p, cut), [&](Task t, int64_t unit, int64_t chunk, char* scratch) {
+        if (partial) t.partial = partials.get() + (unit * cut.chunks + chunk) * partial;
         k.attend(p, cut, t, scratch);
-    };
-    parallel(p.B * cut.units * pieces * cut.chunks, threads, k.scratch(p, cut), attend);
+    });
     if (!partial) return;
     const auto join = [&](int64_t unit, char*) {
         k.join(p, cut, unit / cut.units, unit % cut.units, partials.get() + unit * cut.chunks * partial);

@@ -9,6 +9,7 @@
 // dx · log 2, which the factor log₂e of the query rows takes back in dQ and dK.
 #pragma once
 
+#include "diagonals.h"
 #include "dropout.h"
 #include "product.h"
 #include "reach.h"
@@ -69,7 +70,7 @@ template <class C> Desk<C> lay_out(const Problem& p, const Gradients& g, Arena& 
     }
     desk.k = arena.take<C>(kBlock * p.D);
     desk.v = arena.take<C>(kBlock * p.Dv);
-    const int64_t panel = kBlock * (g.offsets ? lanes + 2 * kWidth<C> : g.bias.data ? lanes : 0);
+    const int64_t panel = g.offsets ? kDiagonalPanel<C> : g.bias.data ? kBlock * lanes : 0;
     desk.spare = arena.take<C>(most(most(logits_scratch(p, lanes), panel), lanes * most(p.D, p.Dv) + 2 * lanes));
     desk.ones = arena.take<C>(lanes);
     return desk;
@@ -127,13 +128,6 @@ template <class C, int NV> void weigh(const Visitor<C>& x, const Block<C>& b, C*
     });
 }
 
-// A row whose log-sum-exp is NaN has NaN for weights even where the mask forbids, and keys out there must not know.
-template <class C> void clear_forbidden(const Block<C>& b, C* dx) {
-    for (int64_t j = 0; j < b.n; ++j)
-        for (int r = 0; r < b.row_count; ++r)
-            if (!allows(b.p, b.rows[r], b.batch, b.first + j)) b.s[j * b.lanes + r] = dx[j * b.lanes + r] = 0;
-}
-
 // Σ dx · x by row, for the temperature.
 template <class C> void add_heat(const Visitor<C>& x, const Block<C>& b, const C* dx, const C* logits) {
     for (int64_t i = 0; i < b.n * b.lanes; i += kWidth<C>) {
@@ -150,37 +144,6 @@ template <class C> void add_lean(const Visitor<C>& x, const Block<C>& b, const C
         const int r = int(i % b.lanes);
         C* to = x.lean + r;
         store(to, load(to) + load(dx + i) * magnitude<C>(load(t.ahead + r) - C(i / b.lanes)));
-    }
-}
-
-// Sums over the diagonals, position − key. Every key's lanes are laid one place further right than those of
-// the key before, between margins of zeros, so that a diagonal is a column.
-template <class C> void add_diagonals(const Block<C>& b, const C* dx, C unit, C* offsets, C* panel) {
-    constexpr int W = kWidth<C>;
-    const int64_t all = b.p.N + b.p.M - 1;
-    if (!b.consecutive()) {
-        for (int r = 0; r < b.row_count; ++r) {
-            const Row& row = b.rows[r];
-            C* to = offsets + row.head * all + b.p.N - 1 + row.position - b.first;
-            for (int64_t j = 0; j < b.n; ++j) to[-j] += dx[j * b.lanes + r] * unit;
-        }
-        return;
-    }
-    const int64_t pitch = b.lanes + 2 * W;
-    for (int64_t j = 0; j < b.n; ++j) {
-        C* row = panel + j * pitch;
-        store(row, Vec<C>{});
-        for (int r = 0; r < b.lanes; r += W) store(row + W + r, load(dx + j * b.lanes + r));
-        store(row + W + b.lanes, Vec<C>{});
-    }
-    // Column c holds lane c − (n − 1) + j of key j: that is, position − key = position of lane 0 − first + c − (n − 1).
-    const int64_t columns = b.n + b.lanes - 1;
-    C* to = offsets + b.rows[0].head * all + b.p.N - 1 + b.rows[0].position - b.first - (b.n - 1);
-    for (int64_t c = 0; c < columns; c += W) {
-        Vec<C> total{};
-        const int64_t begin = most(0, b.n - 1 - c - (W - 1)), end = least(b.n, b.n - 1 - c + b.lanes);
-        for (int64_t j = begin; j < end; ++j) total += load(panel + j * pitch + W + c - (b.n - 1) + j);
-        for (int i = 0; i < least(W, columns - c); ++i) to[c + i] += total[i] * unit;
     }
 }
 
@@ -209,7 +172,7 @@ void visit(const Problem& p, const Gradients& g, const Square& task, const Visit
     if (logits) std::memcpy(logits, b.s, b.n * b.lanes * sizeof(C));
     all_scores<C, NV>(x.dout, v.lines<C>().data, v.stride, p.Dv, b.n, dx, nullptr, Tilt<C>{});
     weigh<C, NV>(x, b, dx);
-    if (x.strange) clear_forbidden(b, dx);
+    if (x.strange) clear_forbidden(b, b.s), clear_forbidden(b, dx);
     const C unit = kLog2e<C> / C(p.temperature);
     if (g.heat) add_heat(x, b, dx, logits);
     if (g.slopes) add_lean(x, b, dx, spare);

@@ -18,6 +18,7 @@ struct Cut {
     int64_t strips;    // a unit, of three vectors
     bool even;         // the last two strips share four vectors, because one alone would remain
     int64_t together;  // strips in one task, which share what they convert
+    int64_t abreast;   // heads that walk side by side: 1, or all of them where they are compared
     int64_t chunk;     // keys in one task
     int64_t chunks;
 };
@@ -30,6 +31,14 @@ struct Kernels {
     void (*attend)(const Problem&, const Cut&, const Task&, char* scratch);
     // Joins the running sums of the chunks of one unit, whose first lies at `partial`.
     void (*join)(const Problem&, const Cut&, int64_t batch, int64_t unit, const char* partial);
+    // Questions: the rows of a task, joined like running sums from records of so many bytes a row; then columns.
+    size_t (*row_scratch)(const Problem&, const Questions&, const Cut&);
+    size_t (*record)(const Problem&, const Questions&);
+    void (*ask_rows)(const Problem&, const Questions&, const Cut&, const Task&, char* scratch);
+    void (*join_records)(const Problem&, const Questions&, const Cut&, int64_t batch, int64_t unit, char* records);
+    Cut (*cut_columns)(const Problem&, const Questions&);  // a chunk of keys is a task
+    size_t (*column_scratch)(const Problem&, const Questions&, const Cut&);
+    void (*ask_columns)(const Problem&, const Questions&, const Cut&, const Task&, const Share&, char* scratch);
     bool (*has_reach)(const Problem&);
     void (*measure_keys)(const Problem&, int64_t batch, int64_t head, char* scratch);  // fills `reach`
     int64_t (*visitors)(const Problem&);  // rows that the gradient takes together

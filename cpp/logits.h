@@ -157,6 +157,13 @@ template <class C> void mask_spans(const Block<C>& b, Range partial, C* scratch)
         }
 }
 
+// A row whose log-sum-exp is NaN has NaN for weights even where the mask forbids, and keys out there must not know.
+template <class C> void clear_forbidden(const Block<C>& b, C* x) {
+    for (int64_t j = 0; j < b.n; ++j)
+        for (int r = 0; r < b.row_count; ++r)
+            if (!allows(b.p, b.rows[r], b.batch, b.first + j)) x[j * b.lanes + r] = 0;
+}
+
 // Elements of scratch that the steps above need.
 inline int64_t logits_scratch(const Problem& p, int lanes) {
     const bool dense = p.bias.data || p.mask.data;

@@ -12,6 +12,7 @@
 
 #include "backward.h"
 #include "forward.h"
+#include "questions.h"
 
 namespace nb = nanobind;
 using namespace limelight;
@@ -36,6 +37,13 @@ using GradientsTuple = std::tuple<
     int, Address, Strides, Address,                        // type of dout, dout, dlse
     Address, Strides, Address, Strides, Address, Strides,  // dq, dk, dv
     std::optional<Dense>, Address, Address, Address, Address>;  // bias, offsets, slopes, heat, delta
+
+using QuestionsTuple = std::tuple<
+    bool, Address, Address, Address, std::optional<Keys>, std::optional<Dense>,  // known; entropy, distance, mass, its mask
+    Address, Address, int64_t,                                                   // top: values, keys, how many
+    Address, Address, int64_t,                                                   // received, diagonals, radius
+    int, Address, Strides, Address, Strides, int64_t,                            // type of u, u, sent, width
+    Address, int64_t, int64_t, bool, Address>;                                   // pool, rows, cols, largest; products
 
 char* address(Address p) { return reinterpret_cast<char*>(p); }
 Rows rows(Address data, int type, const Strides& s) { return {address(data), Type(type), s[0], s[1], s[2]}; }
@@ -71,6 +79,15 @@ Gradients gradients(const GradientsTuple& t, bool wide) {
             address(slopes), address(heat), address(delta)};
 }
 
+Questions questions(const QuestionsTuple& t, bool wide) {
+    const auto& [known, entropy, distance, mass, mass_spans, mass_mask, top_values, top_keys, top, received, diagonals,
+                 radius, u_type, u, u_strides, sent, sent_strides, width, pool, pool_rows, pool_cols, largest, products] = t;
+    return {known, address(entropy), address(distance), address(mass), spans(mass_spans), grid(mass_mask),
+            address(top_values), reinterpret_cast<int64_t*>(top_keys), top, address(received), address(diagonals), radius,
+            rows(u, u_type, u_strides), rows(sent, int(wide ? Type::f64 : Type::f32), sent_strides), width,
+            address(pool), pool_rows, pool_cols, largest, address(products)};
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -102,6 +119,20 @@ NB_MODULE(_native, m) {
         "Adds the gradients of a problem whose `out` and `lse` are known to memory that is zero at first.\n\n"
         "They are (type of dout, dout and strides, dlse; dq, dk and dv each as address and strides; bias (address,\n"
         "type, strides), offsets, slopes, heat, delta), all but dout in the compute type.");
+
+    m.def(
+        "ask",
+        [](const ProblemTuple& t, const QuestionsTuple& of, int threads) {
+            const Problem p = problem(t);
+            const Questions a = questions(of, p.wide());
+            nb::gil_scoped_release release;
+            ask(p, a, threads);
+        },
+        nb::arg("problem"), nb::arg("questions"), nb::arg("threads"),
+        "Answers questions about the weights of a problem, whose values are of width 0.\n\n"
+        "They are (whether `lse` is known, entropy, distance, mass, its spans and mask; top values, keys and how many;\n"
+        "received, diagonals, radius; type of u, u and strides, Aᵀu and strides, width; pool, rows, cols, whether the\n"
+        "largest; products), all but u and the keys in the compute type and zero at first.");
 
     m.def("isa", &isa, "The instruction set in use.");
     m.def("available_isas", &available_isas, "The instruction sets that this machine has, the best last.");

@@ -67,6 +67,32 @@ struct Gradients {
     char* delta;    // (B, Hq, N): Σ over the keys of P · dP, minus dlse
 };
 
+// What is asked of the weights, whose `lse` is known or found on the way; null where it is not asked. What is
+// written is in the compute type, that of the columns zero at first.
+struct Questions {
+    bool known;  // the log-sum-exp is given
+    // By row.
+    char *entropy, *distance, *mass;  // (B, Hq, N)
+    Spans mass_spans;                 // the keys whose weights make the mass: in the spans, and where the mask is true
+    Grid mass_mask;
+    char* top_values;   // (B, Hq, N, top): the largest weights, in order
+    int64_t* top_keys;  // the same shape
+    int64_t top;
+    // By column.
+    char* received;   // (B, Hq, M): Σ over the queries
+    char* diagonals;  // (B, Hq, N + M − 1): Σ by position − key, from −(N − 1) up
+    int64_t radius;   // further than this from the middle, diagonals are of no interest
+    Rows u, sent;     // (B, Hq, N, width) in any type, (B, Hq, M, width): Aᵀ u
+    int64_t width;
+    char* pool;  // (B, Hq, pool_rows, pool_cols): sums of the weights that a cell covers, or the largest
+    int64_t pool_rows, pool_cols;
+    bool largest;
+    char* products;  // (B, Hq, Hq): Σ over all weights of two heads' products
+
+    bool of_rows() const { return !known || entropy || distance || mass || top; }
+    bool of_columns() const { return received || diagonals || sent.data || pool || products; }
+};
+
 inline size_t size_of(Type t) { return t == Type::f64 ? 8 : t == Type::f32 ? 4 : 2; }
 
 // Keys are walked in blocks of this many; the scores of one block stay in the nearest cache.
@@ -86,6 +112,19 @@ struct Square {
     int64_t batch, head;  // of the keys
     int64_t row_begin, row_end, key_begin, key_end;
     char *offsets, *slopes;  // sums of its own, as in Gradients
+};
+
+// The part of a picture that a task draws: cells [first, first + cols) of every row of cells, (head, row, cell).
+struct Picture {
+    double* cells;
+    int64_t first, cols;
+};
+
+// What a task that answers questions adds up for itself, because others have a share in it.
+struct Share {
+    char* diagonals;   // (Hq, N + M − 1) in the compute type
+    Picture picture;
+    double* products;  // (Hq, Hq)
 };
 
 }  // namespace limelight

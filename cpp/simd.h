@@ -5,6 +5,10 @@
 // LIMELIGHT_ISA: two instruction sets never share an inline function.
 #pragma once
 
+#if defined(LIMELIGHT_X86)
+#include <immintrin.h>
+#endif
+
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -68,6 +72,24 @@ LIMELIGHT_INLINE Vec<T> shuffle(Vec<T> a, Vec<T> b, At at, std::integer_sequence
 
 template <class T, class At> LIMELIGHT_INLINE Vec<T> shuffle(Vec<T> a, Vec<T> b, At at) {
     return shuffle<T>(a, b, at, std::make_integer_sequence<int, kWidth<T>>{});
+}
+
+// One bit for each lane, set where the lane is.
+template <class T> LIMELIGHT_INLINE uint32_t bits(IntVec<T> v) {
+#if defined(LIMELIGHT_X86) && LIMELIGHT_BYTES == 64
+    if constexpr (sizeof(T) == 8) return _mm512_movepi64_mask((__m512i)v);
+    else return _mm512_movepi32_mask((__m512i)v);
+#elif defined(LIMELIGHT_X86) && LIMELIGHT_BYTES == 32
+    if constexpr (sizeof(T) == 8) return uint32_t(_mm256_movemask_pd((__m256d)v));
+    else return uint32_t(_mm256_movemask_ps((__m256)v));
+#elif defined(LIMELIGHT_X86)
+    if constexpr (sizeof(T) == 8) return uint32_t(_mm_movemask_pd((__m128d)v));
+    else return uint32_t(_mm_movemask_ps((__m128)v));
+#else
+    uint32_t set = 0;
+    for (int i = 0; i < kWidth<T>; ++i) set |= uint32_t(v[i] != 0) << i;
+    return set;
+#endif
 }
 
 // Every lane receives the sum of the lanes that are a multiple of `step` away, in a fixed order.

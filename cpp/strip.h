@@ -13,6 +13,7 @@ template <class C> struct Strip {
     int vectors, row_count;
     bool few;   // features in the lanes: q and o are (row, feature), otherwise (feature, lane)
     bool near;  // K and V lie in a cache
+    int64_t kv; // the head of its keys
     const Row* rows;
     C *q, *o, *m, *l;
     Reach<C>* reach;  // by row, or null
@@ -31,10 +32,12 @@ template <class C, int NV> void maximum(const C* s, int64_t n, C* top) {
     for (int b = 0; b < NV; ++b) store(top + b * W, t[b]);
 }
 
-// s = 2^(s − top), summed into l; m becomes `top`, and decay = 2^(m before − m).
-template <class C, int NV> void exponentials(const Strip<C>& x, C* s, int64_t n, const C* top, C* decay) {
+// s = 2^(s − top), summed into l; m becomes `top`, and decay = 2^(m before − m). If asked for,
+// `spread` is kept as Σ 2^(s − m) · (s − m), in which a new maximum shifts every s − m.
+template <class C, int NV, bool spreads = false>
+void exponentials(const Strip<C>& x, C* s, int64_t n, const C* top, C* decay, C* spread = nullptr) {
     constexpr int W = kWidth<C>;
-    Vec<C> m[NV], total[NV];
+    Vec<C> m[NV], total[NV], moment[NV];
     for (int b = 0; b < NV; ++b) {
         const Vec<C> before = load(x.m + b * W), now = load(top + b * W);
         store(x.m + b * W, now);
@@ -42,15 +45,21 @@ template <class C, int NV> void exponentials(const Strip<C>& x, C* s, int64_t n,
         const Vec<C> d = exp2(before - m[b]);
         store(decay + b * W, d);
         total[b] = load(x.l + b * W) * d;
+        if constexpr (spreads)
+            moment[b] = load(spread + b * W) * d + total[b] * larger(before - m[b], broadcast(kLowest<C>));
     }
     for (int64_t j = 0; j < n; ++j)
 #pragma GCC unroll 3
         for (int b = 0; b < NV; ++b) {
-            const Vec<C> p = exp2(load(s + (j * NV + b) * W) - m[b]);
+            const Vec<C> z = load(s + (j * NV + b) * W) - m[b], p = exp2(z);
             store(s + (j * NV + b) * W, p);
             total[b] += p;
+            if constexpr (spreads) moment[b] += p * larger(z, broadcast(kLowest<C>));  // 0 · −∞ would be NaN
         }
-    for (int b = 0; b < NV; ++b) store(x.l + b * W, total[b]);
+    for (int b = 0; b < NV; ++b) {
+        store(x.l + b * W, total[b]);
+        if constexpr (spreads) store(spread + b * W, moment[b]);
+    }
 }
 
 template <class C> C* sum_of(const Strip<C>& x, int row, int64_t d, int64_t Dv) {
@@ -73,11 +82,12 @@ template <class C> void add_values_where_allowed(const Strip<C>& x, const Block<
     });
 }
 
+// The logits of a block, and in `top`, unless it is null, the larger of m and their maximum.
 template <class C, int NV>
-void attend_lanes(const Strip<C>& x, const Operand& k, const Operand& v, const Block<C>& b, Range partial, C* scratch) {
+void logits(const Strip<C>& x, const Operand& k, const Block<C>& b, Range partial, C* top, C* scratch) {
     const Problem& p = b.p;
-    alignas(64) C decay[NV * kWidth<C>], top[NV * kWidth<C>];
-    std::memcpy(top, x.m, sizeof top);
+    const size_t all = x.lanes() * sizeof(C);
+    if (top) std::memcpy(top, x.m, all);
     const bool tilted = !x.few && !p.softcap;  // a softcap comes before the slopes
     const bool raw = partial.empty() && plain(p) && (tilted || !p.slopes);  // the products are the logits
     if (!x.few)
@@ -87,11 +97,17 @@ void attend_lanes(const Strip<C>& x, const Operand& k, const Operand& v, const B
             using E = decltype(e);
             few_scores<C, E>(x.q, k.lines<E>(), p.D, b.n, x.row_count, b.s, x.near);
         });
-    if (!raw) {
-        to_logits(b, tilted, partial, scratch);
-        std::memcpy(top, x.m, sizeof top);
-    }
-    if (!raw || x.few) maximum<C, NV>(b.s, b.n, top);
+    if (!raw) to_logits(b, tilted, partial, scratch);
+    if (!top || (raw && !x.few)) return;
+    std::memcpy(top, x.m, all);
+    maximum<C, NV>(b.s, b.n, top);
+}
+
+template <class C, int NV>
+void attend_lanes(const Strip<C>& x, const Operand& k, const Operand& v, const Block<C>& b, Range partial, C* scratch) {
+    const Problem& p = b.p;
+    alignas(64) C decay[NV * kWidth<C>], top[NV * kWidth<C>];
+    logits<C, NV>(x, k, b, partial, top, scratch);
     exponentials<C, NV>(x, b.s, b.n, top, decay);
     if (p.dropout) drop(b);
 

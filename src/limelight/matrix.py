@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from limelight.backends import run
+from limelight.backends import choose, native, run
 from limelight.indexing import places
 from limelight.masks import Mask
 from limelight.problem import Problem, batched, check_count, check_lead
@@ -29,7 +29,7 @@ from limelight.questions import (
     Top,
 )
 from limelight.reference import cooled, grouped, steps, to_masked
-from limelight.transforms import transformed
+from limelight.transforms import stands_for_others, transformed
 
 _WEIGHTS = 2**22  # how many may exist at a time
 
@@ -114,7 +114,7 @@ class Weights:
 
     def top(self, k: int) -> Top:
         """Each query's ``k`` strongest keys, ties by the lower one: ``values`` and ``indices``, ``(…, queries, k)``."""
-        return self._top(self._one(self._strongest(k)))
+        return self._one(self._strongest(k))
 
     def mass(self, mask: Mask) -> Tensor:
         """Each query's share on the keys that a mask allows, ``(…, heads, queries)``.
@@ -180,10 +180,7 @@ class Weights:
             asked["pool"] = _pool(pool, reduce)
         if similarity:
             asked["similarity"] = Similarity()
-        answers: dict[str, Any] = dict(zip(asked, self._ask(list(asked.values())), strict=True))
-        if "top" in answers:
-            answers["top"] = self._top(answers["top"])
-        return Observation(**answers)
+        return Observation(**dict(zip(asked, self._ask(list(asked.values())), strict=True)))
 
     def __repr__(self) -> str:
         p = self._problem
@@ -245,11 +242,29 @@ class Weights:
         i, j = torch.arange(N, device=self._device)[rows], torch.arange(M, device=self._device)
         return Block(steps(p, None, rows).weights, i, j, N, M)
 
-    def _one(self, question: Question) -> Tensor:
+    def _one(self, question: Question) -> Any:
         (answer,) = self._ask([question])
         return answer
 
-    def _ask(self, questions: list[Question]) -> list[Tensor]:
+    def _ask(self, questions: list[Question]) -> list[Any]:
+        """The answers, with the batch axes that the tensors came with."""
+        return [
+            Top(self._led(x.values.to(self._answer_dtype)), self._led(x.indices)) if isinstance(x, Top) else self._led(x)
+            for x in self._answers(questions)
+        ]
+
+    def _answers(self, questions: list[Question]) -> list[Any]:
+        p = self._problem
+        u = next((x.u for x in questions if isinstance(x, Sent)), p.q)
+        learns = torch.is_grad_enabled() and (self._learns or u.requires_grad)
+        if learns or transformed() or stands_for_others(p.q, p.k, u) or 0 in self._sizes or choose(p).name != "native":
+            return self._from_blocks(questions)
+        answers, lse = native.ask(p.q, p.k, p.lower(), p.sizes, questions, self._lse)
+        self._lse = lse
+        return answers
+
+    def _from_blocks(self, questions: list[Question]) -> list[Any]:
+        """The answers in plain torch, from blocks of rows."""
         B, H, N, M = self._sizes
         step = max(1, min(N, _WEIGHTS // max(1, B * H * M)))
 
@@ -262,15 +277,10 @@ class Weights:
         for first in range(0, max(N, 1), step):
             rows = slice(first, min(first + step, N))
             found.append(checkpoint(parts, rows, use_reentrant=False) if again else parts(rows))
-        answers = (q.join(p) for q, p in zip(questions, zip(*found, strict=True), strict=True))
-        return [x if isinstance(q, Strongest) else self._led(x) for q, x in zip(questions, answers, strict=True)]
+        return [q.join(p) for q, p in zip(questions, zip(*found, strict=True), strict=True)]
 
     def _strongest(self, k: int) -> Strongest:
         return Strongest(check_count("top", "k", k, 1, self.shape[-1]))
-
-    def _top(self, both: Tensor) -> Top:
-        values, indices = both
-        return Top(self._led(values.to(self._answer_dtype)), self._led(indices.long()))
 
     @property
     def _answer_dtype(self) -> torch.dtype:
@@ -335,6 +345,9 @@ class GivenWeights(Weights):
 
     def _normalisers(self) -> Tensor:
         return torch.log(batched(self._matrix).to(self._answer_dtype).sum(-1))
+
+    def _answers(self, questions: list[Question]) -> list[Any]:
+        return self._from_blocks(questions)
 
     def _block(self, rows: slice) -> Block:
         _, _, N, M = self._sizes

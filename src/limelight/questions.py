@@ -1,14 +1,14 @@
-"""What can be asked of an attention matrix, answered from blocks of its rows.
+"""What can be asked of an attention matrix, and how blocks of its rows answer it.
 
 A question makes a part of its answer from every block and joins the parts: those of rows stand one after the
-other, those of columns add up. Nothing larger than a block is ever held.
+other, those of columns add up. Nothing larger than a block is ever held. The kernels answer the same questions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,8 +43,8 @@ class Question:
         """What one block contributes."""
         raise NotImplementedError
 
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The answer; by default the parts are those of rows."""
+    def join(self, parts: Sequence[Tensor]) -> Any:
+        """The answer, a tensor or several; by default the parts are those of rows."""
         return torch.cat(list(parts), 2)
 
 
@@ -93,7 +93,7 @@ class Top(NamedTuple):
 
 @dataclass(frozen=True)
 class Strongest(Question):
-    """The ``k`` largest weights of each row, ties by the lower key; weights and keys in one tensor."""
+    """The ``k`` largest weights of each row, ties by the lower key."""
 
     k: int
 
@@ -101,8 +101,9 @@ class Strongest(Question):
         weights, keys = torch.sort(b.everywhere(b.weights), dim=-1, descending=True, stable=True)
         return torch.stack([weights[..., : self.k].double(), keys[..., : self.k].double()])
 
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat(list(parts), 3)
+    def join(self, parts: Sequence[Tensor]) -> Top:
+        weights, keys = torch.cat(list(parts), 3)
+        return Top(weights, keys.long())
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,18 @@ class Profile(Question):
         inside = (column >= 0) & (column < len(b.j))
         index = column.clamp(0, len(b.j) - 1).expand(*b.weights.shape[:2], -1, -1)
         cells = torch.where(inside, b.weights.gather(3, index), 0.0).sum(2)
-        key = positions(torch.arange(b.N, device=b.i.device), b.N, b.M)[:, None] + reach
-        return cells / ((key >= 0) & (key < b.M)).sum(0).clamp(min=1)
+        return cells / self.counts(b.N, b.M, b.i.device)
+
+    def counts(self, N: int, M: int, device: torch.device) -> Tensor:
+        """How many weights there are at each distance, or 1."""
+        d = torch.arange(-self.radius, self.radius + 1, device=device)  # query i has a key there if 0 <= M - N + i + d < M
+        return ((N - d).clamp(max=N) - (N - M - d).clamp(min=0)).clamp(min=1)
+
+    def from_diagonals(self, sums: Tensor, N: int, M: int) -> Tensor:
+        """From the sums by ``position - key``, from ``-(N - 1)`` up."""
+        d = torch.arange(-self.radius, self.radius + 1, device=sums.device)
+        there = (d > -M) & (d < N)
+        return torch.where(there, sums[..., torch.where(there, N - 1 - d, 0)], 0.0) / self.counts(N, M, sums.device)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(parts)).sum(0)
@@ -170,7 +181,11 @@ class Similarity(Question):
         return flat @ flat.mT
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        products = torch.stack(list(parts)).sum(0)
+        return self.cosines(torch.stack(list(parts)).sum(0))
+
+    @staticmethod
+    def cosines(products: Tensor) -> Tensor:
+        """From ``Σ a b`` over the weights of every two heads."""
         norms = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
         scale = norms[:, :, None] * norms[:, None, :]
         return torch.where(scale > 0, products / torch.where(scale > 0, scale, 1.0), 0.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,19 @@ from torch import Tensor
 
 import limelight.backends._native as _native
 from limelight.problem import SlowPathWarning, Terms, compute_dtype
+from limelight.questions import (
+    Distance,
+    Entropy,
+    Mass,
+    Pool,
+    Profile,
+    Question,
+    Received,
+    Sent,
+    Similarity,
+    Strongest,
+    Top,
+)
 from limelight.transforms import unusual
 
 _STRIDED = torch.strided
@@ -109,6 +123,79 @@ def _problem(
         _address(lse),
         *held.addresses,
     )
+
+
+def ask(
+    q: Tensor, k: Tensor, t: Terms, sizes: tuple[int, ...], questions: Sequence[Question], lse: Tensor | None
+) -> tuple[list[Any], Tensor]:
+    """The answers, and the log-sum-exp of each row, which is found on the way unless it is given.
+
+    At most one question of a kind, and no size is 0.
+    """
+    q, k = readable("q", q), readable("k", k)
+    B, H, _, N, M, _ = sizes
+    number = compute_dtype(q)
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=number)
+
+    answers: dict[type[Question], Any] = {}
+    mass_spans = mass_mask = u = sent = None
+    strongest, radius, pooled = 0, 0, Pool(0, 0)
+    for question in questions:
+        match question:
+            case Entropy() | Distance():
+                answers[type(question)] = zeros(B, H, N)
+            case Mass(mask):
+                answers[Mass] = zeros(B, H, N)
+                mass_spans, mass_mask = mask.lower(N, M)
+            case Strongest(strongest):
+                answers[Strongest] = Top(zeros(B, H, N, strongest), torch.zeros(B, H, N, strongest, dtype=torch.long))
+            case Received():
+                answers[Received] = zeros(B, H, M)
+            case Profile(radius):
+                answers[Profile] = zeros(B, H, N + M - 1)
+            case Sent(u):
+                u = readable("u", u)
+                answers[Sent] = sent = zeros(B, H, M, u.shape[3])
+            case Pool(rows, cols):
+                pooled = question
+                answers[Pool] = zeros(B, H, rows, cols)
+            case Similarity():
+                answers[Similarity] = zeros(B, H, H)
+            case _:
+                raise TypeError(f"the kernels do not know the question {question!r}")
+    assert len(answers) == len(questions)
+
+    def at(kind: type[Question]) -> int:
+        return _address(answers.get(kind))
+
+    known = lse is not None
+    lse = torch.empty((B, H, N), dtype=number) if lse is None else lse.contiguous()
+    held = _Held(t, q, sizes)
+    mass_spans, mass_keys = _keys(mass_spans, q, sizes)
+    mass_mask = None if mass_mask is None else mass_mask.to(q.device)
+    top = answers.get(Strongest)
+    nowhere = (0, 0, 0, 0)
+    _native.ask(
+        _problem(sizes, q, k, k[..., :0], q[..., :0], lse, held),
+        (
+            *(known, at(Entropy), at(Distance), at(Mass)),
+            *(mass_keys, None if mass_mask is None else _grid(mass_mask, (B, H, N, M))),
+            *(0 if top is None else top.values.data_ptr(), 0 if top is None else top.indices.data_ptr(), strongest),
+            *(at(Received), at(Profile), radius),
+            *(0 if u is None else _TYPES[u.dtype], _address(u), nowhere if u is None else u.stride()),
+            *(_address(sent), nowhere if sent is None else sent.stride(), 0 if u is None else u.shape[3]),
+            *(at(Pool), pooled.rows, pooled.cols, pooled.reduce == "max"),
+            at(Similarity),
+        ),
+        torch.get_num_threads(),
+    )
+    if Profile in answers:
+        answers[Profile] = Profile(radius).from_diagonals(answers[Profile], N, M)
+    if Similarity in answers:
+        answers[Similarity] = Similarity.cosines(answers[Similarity])
+    return [answers[type(question)] for question in questions], lse
 
 
 class Gradients(NamedTuple):
@@ -270,6 +357,18 @@ def _grid(x: Tensor, sizes: tuple[int, ...]) -> tuple[int, ...]:
     return (x.data_ptr(), _TYPES.get(x.dtype, 0), *x.expand(sizes).stride())
 
 
+def _keys(spans: Tensor | None, q: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor | None, tuple[int, int, int] | None]:
+    """Spans as the kernels read them, and what they are told."""
+    if spans is None:
+        return None, None
+    B, _, _, N, _, _ = sizes
+    spans = spans.to(q.device, torch.int32).contiguous()
+    batch, rows, count, _ = spans.shape
+    assert batch in (1, B)
+    assert rows == N
+    return spans, (spans.data_ptr(), 0 if batch == 1 else N * count * 2, count)
+
+
 class _Held:
     """Addresses of all terms, and the tensors that they point into."""
 
@@ -283,13 +382,7 @@ class _Held:
             return
         B, H, _, N, M, _ = sizes
         T = float(temperature)
-        keys = None
-        if spans is not None:
-            spans = spans.to(q.device, torch.int32).contiguous()
-            batch, rows, count, _ = spans.shape
-            assert batch in (1, B)
-            assert rows == N
-            keys = (spans.data_ptr(), 0 if batch == 1 else N * count * 2, count)
+        spans, keys = _keys(spans, q, sizes)
         if mask is not None:
             mask = mask.to(q.device)
         if bias is not None:

@@ -1,0 +1,21 @@
+// A row of `count` cells over n places: cell c covers [c · n / count, (c + 1) · n / count), and parts of places count
+// as whole ones, so that neighbours may share one.
+#pragma once
+
+#include <cstdint>
+
+namespace limelight {
+
+struct Cells {
+    int64_t n, count;
+
+    int64_t begin(int64_t c) const { return c * n / count; }
+    int64_t end(int64_t c) const { return ((c + 1) * n + count - 1) / count; }
+    // The first and the last cell that cover a place.
+    int64_t first(int64_t place) const { return place * count / n; }
+    int64_t last(int64_t place) const { return ((place + 1) * count - 1) / n; }
+    // No run of so many places meets more cells.
+    int64_t most_of(int64_t places) const { return (places * count + n - 1) / n + 2; }
+};
+
+}  // namespace limelight

@@ -1,0 +1,10 @@
+// Questions to the weights of a whole problem.
+#pragma once
+
+#include "problem.h"
+
+namespace limelight {
+
+void ask(const Problem& p, const Questions& a, int threads);
+
+}  // namespace limelight

@@ -1,4 +1,4 @@
-"""Memory grows with n: at n = 32768 and 8 heads, inputs and outputs plus 64 MB; with gradients, plus 128 MB."""
+"""Memory grows with n: at n = 32768 and 8 heads, inputs and outputs plus 64 MB; gradients or questions, plus 128 MB."""
 
 from __future__ import annotations
 
@@ -68,3 +68,28 @@ def test_peak_memory_of_training(mask: str, bias: str, dropout: float) -> None:
     code = TRAINING.format(mask=mask, bias=bias, dropout=dropout)
     extra = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert extra < 128, f"{extra:.0f} MB beyond inputs, outputs and gradients"
+
+
+QUESTIONS = """
+import resource, torch, limelight as ll
+asked = dict(entropy=True, received=True, top=8, mass=ll.First(1), distance=True, pool=(256, 256), profile=100)
+asked["similarity"] = True
+
+def ask(n):
+    q, k = (torch.randn(1, 8, n, 64) for _ in range(2))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seen = ll.weights(q, k, mask={mask}).observe(**asked)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    results = [x for x in vars(seen).values() if isinstance(x, torch.Tensor)] + list(seen.top)
+    return (after - before) / 1024 - sum(x.numel() * x.itemsize for x in results) / 2**20
+
+ask(256)
+print(ask(32768))
+"""
+
+
+@pytest.mark.parametrize("mask", ["ll.Window(300)", "ll.Causal() & (ll.Window(200) | ll.First(4))"])
+def test_peak_memory_of_questions(mask: str) -> None:
+    code = QUESTIONS.format(mask=mask)
+    extra = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert extra < 128, f"{extra:.0f} MB beyond inputs and results"

@@ -12,15 +12,17 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
 
 import limelight as ll
-from conftest import problems, random_masks
+from conftest import problems, random_masks, strided
 from limelight import reference
+from limelight.masks import Mask
 from limelight.problem import Problem
 
 
 def dense_of(p: dict[str, Any]) -> Tensor:
     """The matrix in float64, by the definition."""
     options = {n: x for n, x in p.items() if n not in ("q", "k", "v")}
-    return reference.steps(Problem(p["q"].double(), p["k"].double(), **options), None).weights
+    with torch.no_grad():
+        return reference.steps(Problem(p["q"].double(), p["k"].double(), **options), None).weights
 
 
 def weights_of(p: dict[str, Any]) -> ll.Weights:
@@ -30,7 +32,8 @@ def weights_of(p: dict[str, Any]) -> ll.Weights:
 def close(got: Tensor, want: Tensor, p: dict[str, Any], scale: float = 1.0) -> None:
     """A weight is as inexact as its logit."""
     options = {n: x for n, x in p.items() if n not in ("q", "k", "v")}
-    logits = reference.steps(Problem(p["q"].double(), p["k"].double(), **options), None).masked
+    logits = reference.steps(Problem(p["q"].detach().double(), p["k"].double(), **options), None).masked
+    got = got.detach()
     hottest = float(logits[logits.isfinite()].abs().max()) if logits.isfinite().any() else 0.0
     eps = 2.0**-52 if p["q"].dtype == torch.float64 else 2.0**-23
     within = eps * (16 + 8 * hottest / min(1.0, p.get("temperature", 1.0))) * scale
@@ -39,14 +42,51 @@ def close(got: Tensor, want: Tensor, p: dict[str, Any], scale: float = 1.0) -> N
     assert error <= within * max(1.0, float(want.abs().max()) if want.numel() else 0.0), f"{error:.1e} > {within:.1e}"
 
 
-@settings(max_examples=40)
-@given(problems((torch.float32, torch.bfloat16, torch.float64)), st.data())
-def test_every_question(p: dict[str, Any], data: st.DataObject) -> None:
+@pytest.mark.usefixtures("isa")
+def test_every_question_on_every_instruction_set(isa: str) -> None:
+    @settings(max_examples=60)
+    @given(problems((torch.float32, torch.bfloat16, torch.float16, torch.float64)), st.data())
+    def compare(p: dict[str, Any], data: st.DataObject) -> None:
+        check(p, *questions(p, data))
+
+    compare()
+
+
+@settings(max_examples=20)
+@given(problems((torch.float32, torch.float64)), st.data())
+def test_every_question_in_plain_torch(p: dict[str, Any], data: st.DataObject) -> None:
+    """As it is asked where a gradient may be wanted."""
+    check({**p, "q": p["q"].clone().requires_grad_()}, *questions(p, data))
+
+
+def questions(p: dict[str, Any], data: st.DataObject) -> tuple[Mask, int, int, tuple[int, int]]:
+    """What to ask: for the mass on which keys, in which radius, how many of the strongest, how large a picture."""
+    B, _, N, _ = p["q"].shape
+    M = p["k"].shape[2]
+    cells = data.draw(st.integers(1, min(2 * N, 40))), data.draw(st.integers(1, min(2 * M, 40)))
+    return data.draw(random_masks(B, N, M)), data.draw(st.integers(0, M + 3)), data.draw(st.integers(1, M)), cells
+
+
+# Few rows and many keys, whose answers are joined from chunks; many rows; strips that share a vector.
+LONG = [(1, 2, 1, 1, 3001), (1, 6, 2, 5, 4099), (2, 3, 3, 50, 2203), (1, 4, 2, 31, 2500), (1, 1, 1, 771, 1033)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("sizes", LONG)
+def test_long(sizes: tuple[int, ...], dtype: torch.dtype, two_threads: None) -> None:
+    B, H, Hkv, N, M = sizes
+    g = torch.Generator().manual_seed(N)
+    q, k = (torch.randn(*s, generator=g).to(dtype) for s in ((B, H, N, 37), (B, Hkv, M, 37)))
+    for mask, k_best in ((None, 3), (ll.Causal() & (ll.Window(1300) | ll.First(3)), 100), (ll.Window(40), M)):
+        p = {"q": strided(q, 1), "k": strided(k, 2), "mask": mask, "bias": ll.ALiBi(H)}
+        check(p, ll.Causal() & (ll.Window(9) | ll.First(700)), 1100, k_best, (min(N, 17), 41))
+
+
+def check(p: dict[str, Any], mask: Mask, radius: int, k: int, shape: tuple[int, int]) -> None:
+    """Every question against the float64 matrix."""
     A, dense = weights_of(p), dense_of(p)
     B, H, N, M = dense.shape
-    mask = data.draw(random_masks(B, N, M))
-    radius, k = data.draw(st.integers(0, M + 3)), data.draw(st.integers(1, M))
-    rows, cols = data.draw(st.integers(1, min(2 * N, 40))), data.draw(st.integers(1, min(2 * M, 40)))
+    rows, cols = shape
     seen = A.observe(
         entropy=True,
         received=True,
@@ -83,6 +123,92 @@ def test_every_question(p: dict[str, Any], data: st.DataObject) -> None:
     filled = (dense.sum(-1) > 0).sum((1, 2)) if "sink" not in p else None
     if filled is not None:
         torch.testing.assert_close(seen.received.double().sum((1, 2)), filled.double(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ((1, 2, 2, 1, 5000), {}),
+        ((1, 3, 1, 300, 2500), {"mask": ll.Causal()}),
+        ((2, 4, 2, 97, 1031), {"bias": ll.ALiBi(4), "softcap": 3.0}),
+    ],
+)
+def test_threads_change_nothing(sizes: tuple[int, ...], options: dict[str, Any]) -> None:
+    B, H, Hkv, N, M = sizes
+    q, k, u = torch.randn(B, H, N, 29), torch.randn(B, Hkv, M, 29), torch.randn(B, H, N, 5)
+
+    def answers(threads: int) -> list[Tensor]:
+        torch.set_num_threads(threads)
+        A = ll.weights(q, k, **options)
+        a = A.observe(
+            entropy=True,
+            received=True,
+            top=9,
+            mass=ll.Window(50),
+            distance=True,
+            profile=60,
+            pool=(11, 13),
+            similarity=True,
+        )
+        alone = ll.weights(q, k, **options)
+        more = [alone.received(), alone.pool(11, 13, "max"), alone.T @ u, A.logsumexp()]
+        found = [a.entropy, a.received, *a.top, a.mass, a.distance, a.profile, a.pool, a.similarity, *more]
+        return [x for x in found if isinstance(x, Tensor)]
+
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 3):
+            assert all(map(torch.equal, answers(1), answers(threads)))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_normalisers_are_found_once() -> None:
+    """A question that follows another gives the same as it does alone."""
+    q, k = torch.randn(1, 3, 61, 17), torch.randn(1, 3, 83, 17)
+    A = ll.weights(q, k)
+    A.entropy()
+    torch.testing.assert_close(A.received(), ll.weights(q, k).received())
+    torch.testing.assert_close(A.logsumexp(), ll.weights(q, k).logsumexp())
+
+
+@pytest.mark.parametrize(("where", "bad"), [("q", torch.nan), ("q", torch.inf), ("k", torch.nan)])
+def test_what_is_no_number_stays_where_it_is(where: str, bad: float) -> None:
+    """A query spoils its row, a key the rows that attend to it."""
+    q, k = torch.randn(1, 2, 61, 17), torch.randn(1, 2, 61, 17)
+    mask = ll.Window(5)
+    clean = ll.weights(q.clone(), k.clone(), mask=mask)
+    (q if where == "q" else k)[0, 0, 25, 3] = bad
+    rows = torch.zeros(1, 2, 61, dtype=torch.bool)
+    rows[0, 0, 25 if where == "q" else slice(20, 31)] = True
+    keys = (rows[..., None, :].float() @ mask.dense(61).float())[..., 0, :] > 0  # that a spoilt row attends to
+    u = torch.randn(1, 2, 61, 3)
+    A = ll.weights(q, k, mask=mask)
+    for ask in (
+        ll.Weights.entropy,
+        ll.Weights.distance,
+        lambda A: A.mass(ll.Causal()),
+        lambda A: A.top(2).values.sum(-1),
+    ):
+        assert ask(A)[rows].isnan().all()
+        torch.testing.assert_close(ask(A)[~rows], ask(clean)[~rows])
+    for ask in (ll.Weights.received, lambda A: (A.T @ u).sum(-1)):
+        assert ask(A)[keys].isnan().all()
+        torch.testing.assert_close(ask(A)[~keys], ask(clean)[~keys])
+    for reduce in ("mean", "max"):
+        spoilt = A.pool(61, 61, reduce).isnan()
+        assert torch.equal(spoilt, rows[..., None] & mask.dense(61))
+    assert A.similarity().isnan()[0].tolist() == [[True, True], [True, False]]
+
+
+def test_what_is_sent_back_reaches_only_what_was_attended_to() -> None:
+    q, k, u = torch.randn(3, 1, 1, 50, 8)
+    u = u.clone()
+    u[..., 20, :] = torch.inf
+    got = ll.weights(q, k, mask=ll.Window(4)).T @ u
+    assert got[..., 16:25, :].isinf().all()
+    assert got[..., :16, :].isfinite().all()
+    assert got[..., 25:, :].isfinite().all()
 
 
 @settings(max_examples=40)

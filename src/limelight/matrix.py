@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from limelight.backends import choose, native, run
 from limelight.indexing import places
 from limelight.masks import Mask
+from limelight.pictures import Picture, names_of, room, show, side_by_side
 from limelight.problem import Problem, batched, check_count, check_lead
 from limelight.questions import (
     Block,
@@ -40,10 +42,17 @@ class Weights:
     Made by ``limelight.weights``; nothing is computed until it is asked something.
 
     >>> import torch, limelight as ll
-    >>> q, k, v = torch.randn(3, 2, 5, 8), torch.randn(3, 2, 7, 8), torch.randn(3, 2, 7, 4)
+    >>> q, k, v = torch.zeros(1, 5, 8), 4 * torch.eye(7, 8)[None], torch.randn(1, 7, 4)
+    >>> q[0, :, :5] = torch.eye(5)
     >>> A = ll.weights(q, k, mask=ll.Causal())
     >>> A
-    Weights(shape=(3, 2, 5, 7), dtype=float32, mask=Causal())
+    Weights(shape=(1, 5, 7), dtype=float32, mask=Causal())
+    A[0]
+    ██░░░░
+    ░░▓▓░░░░
+    ░░░░▓▓░░░░
+    ░░░░░░▓▓░░░░
+    ░░░░░░░░▒▒░░░░
     >>> torch.allclose(A @ v, A.dense() @ v, atol=1e-6)
     True
     """
@@ -114,7 +123,9 @@ class Weights:
 
     def top(self, k: int) -> Top:
         """Each query's ``k`` strongest keys, ties by the lower one: ``values`` and ``indices``, ``(…, queries, k)``."""
-        return self._one(self._strongest(k))
+        (top,) = self._ask([self._strongest(k)])
+        assert isinstance(top, Top)
+        return top
 
     def mass(self, mask: Mask) -> Tensor:
         """Each query's share on the keys that a mask allows, ``(…, heads, queries)``.
@@ -182,7 +193,85 @@ class Weights:
             asked["similarity"] = Similarity()
         return Observation(**dict(zip(asked, self._ask(list(asked.values())), strict=True)))
 
+    def show(
+        self,
+        tokens: Sequence[str] | None = None,
+        keys: Sequence[str] | None = None,
+        *,
+        head: int | None = None,
+        batch: int | tuple[int, ...] = 0,
+        reduce: str = "mean",
+        on: Any = "terminal",
+    ) -> Any:
+        """Draws it as a heatmap, queries down and keys across, with tokens on the axes.
+
+        A matrix that is larger than the drawing is pooled, and positions take the place of tokens.
+
+        Args:
+            tokens: what the queries are called, and the keys too where there are as many and ``keys`` is not given.
+            keys: what the keys are called.
+            head: which one; all of them unless given.
+            batch: which batch element.
+            reduce: ``"mean"`` or ``"max"``, where it is pooled.
+            on: ``"terminal"``, a ``rich`` console, ``"figure"`` (a new figure of matplotlib, which is returned) or the
+                axes of one.
+
+        >>> import torch, limelight as ll
+        >>> A = ll.weights(2 * torch.eye(3)[None], torch.eye(3)[None], mask=ll.Causal())
+        >>> A.show(["the", "cat", "sat"])
+        head 0
+            t c s
+            h a a
+            e t t
+        the ██
+        cat ░░▓▓
+        sat ░░░░▒▒
+            █ 1
+        <BLANKLINE>
+
+        """
+        H, N, M = self.shape[-3:]
+        heads = range(H) if head is None else [_at("head", head, H)]
+        tokens = _labels("tokens", "queries", tokens, N)
+        keys = _labels("keys", "keys", keys, M) if keys is not None else tokens if N == M else None
+        rows, cols = (min(n, most) for n, most in zip((N, M), room(on), strict=True))
+        with torch.no_grad():
+            lead = batch if isinstance(batch, tuple) else (batch,) * (len(self.shape) > 3)
+            chosen = self._picture((*lead, slice(None) if head is None else head), (rows, cols), reduce)
+        names = names_of(tokens, N, rows), names_of(keys, M, cols)
+        pictures = [Picture(f"head {h}", x, *names) for h, x in zip(heads, chosen.reshape(-1, rows, cols), strict=True)]
+        return show(pictures, on)
+
+    def _picture(self, at: tuple[Any, ...], shape: tuple[int, int], reduce: str) -> Tensor:
+        """Some heads as they are, or pooled where they are too large to be held or shown."""
+        if math.prod(self.shape[-2:]) > _WEIGHTS:
+            return self.pool(*shape, reduce)[at].cpu()
+        part = self[at]
+        if shape == self.shape[-2:]:
+            return part.float().cpu()
+        return Weights.from_dense(part.reshape(-1, *self.shape[-2:])).pool(*shape, reduce).cpu()
+
     def __repr__(self) -> str:
+        return self._described() + self._drawn()
+
+    def _drawn(self) -> str:
+        """The heads of the first batch element, where they are few and small."""
+        *lead, H, N, M = self.shape
+        unknown = transformed() or self._device.type == "meta" or stands_for_others(*self._made_of())
+        small = N <= 16 and H * (2 * M + 3) <= 110 and 0 not in self.shape
+        if unknown or not small:
+            return ""
+        first = (0,) * len(lead)
+        with torch.no_grad():
+            heads = self[first] if lead else self.dense()
+        titles = [f"A[{', '.join(map(str, (*first, h)))}]" for h in range(H)]
+        pictures = [Picture(t, x, (), ()) for t, x in zip(titles, heads.cpu(), strict=True)]
+        return "\n" + side_by_side(pictures)
+
+    def _made_of(self) -> tuple[Tensor, ...]:
+        return self._problem.q, self._problem.k
+
+    def _described(self) -> str:
         p = self._problem
         parts = [f"shape={self.shape}", f"dtype={str(p.q.dtype).removeprefix('torch.')}"]
         parts += [f"{name}={value!r}" for name, value in (("mask", p.mask), ("bias", p.bias)) if value is not None]
@@ -242,16 +331,18 @@ class Weights:
         i, j = torch.arange(N, device=self._device)[rows], torch.arange(M, device=self._device)
         return Block(steps(p, None, rows).weights, i, j, N, M)
 
-    def _one(self, question: Question) -> Any:
+    def _one(self, question: Question) -> Tensor:
         (answer,) = self._ask([question])
+        assert isinstance(answer, Tensor)
         return answer
 
     def _ask(self, questions: list[Question]) -> list[Any]:
         """The answers, with the batch axes that the tensors came with."""
-        return [
-            Top(self._led(x.values.to(self._answer_dtype)), self._led(x.indices)) if isinstance(x, Top) else self._led(x)
-            for x in self._answers(questions)
-        ]
+
+        def led(x: Any) -> Any:
+            return self._led(x) if isinstance(x, Tensor) else Top(led(x.values.to(self._answer_dtype)), led(x.indices))
+
+        return [led(x) for x in self._answers(questions)]
 
     def _answers(self, questions: list[Question]) -> list[Any]:
         p = self._problem
@@ -323,7 +414,10 @@ class GivenWeights(Weights):
         places(index, self.shape)
         return self._matrix[index]
 
-    def __repr__(self) -> str:
+    def _made_of(self) -> tuple[Tensor, ...]:
+        return (self._matrix,)
+
+    def _described(self) -> str:
         return f"Weights.from_dense(shape={self.shape}, dtype={str(self._matrix.dtype).removeprefix('torch.')})"
 
     @property
@@ -378,7 +472,7 @@ class Transposed:
         return self.T._one(Sent(batched(u))).to(u.dtype)
 
     def __repr__(self) -> str:
-        return f"{self.T!r}.T"
+        return f"{self.T._described()}.T"
 
 
 def _pool(shape: Any, reduce: str) -> Pool:
@@ -389,3 +483,14 @@ def _pool(shape: Any, reduce: str) -> Pool:
     if reduce not in ("mean", "max"):
         raise ValueError(f"pool: reduce = {reduce!r}; there are 'mean' and 'max'")
     return Pool(check_count("pool", "rows", rows, 1), check_count("pool", "cols", cols, 1), reduce)
+
+
+def _at(name: str, index: Any, n: int) -> int:
+    place = check_count("show", name, index, -n, n - 1)
+    return place % n
+
+
+def _labels(name: str, axis: str, labels: Sequence[str] | None, n: int) -> Sequence[str] | None:
+    if labels is not None and len(labels) != n:
+        raise ValueError(f"show: {len(labels)} {name} for {n} {axis}")
+    return labels

@@ -124,7 +124,9 @@ class Profile(Question):
 
     def counts(self, N: int, M: int, device: torch.device) -> Tensor:
         """How many weights there are at each distance, or 1."""
-        d = torch.arange(-self.radius, self.radius + 1, device=device)  # query i has a key there if 0 <= M - N + i + d < M
+        d = torch.arange(
+            -self.radius, self.radius + 1, device=device
+        )  # query i has a key there if 0 <= M - N + i + d < M
         return ((N - d).clamp(max=N) - (N - M - d).clamp(min=0)).clamp(min=1)
 
     def from_diagonals(self, sums: Tensor, N: int, M: int) -> Tensor:
@@ -188,7 +190,7 @@ class Similarity(Question):
         """From ``Σ a b`` over the weights of every two heads."""
         norms = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
         scale = norms[:, :, None] * norms[:, None, :]
-        return torch.where(scale > 0, products / torch.where(scale > 0, scale, 1.0), 0.0)
+        return torch.where(scale == 0, 0.0, products / torch.where(scale == 0, 1.0, scale))
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,9 @@ def ask(
         return torch.zeros(shape, dtype=number)
 
     answers: dict[type[Question], Any] = {}
-    mass_spans = mass_mask = u = sent = None
+    mass_spans = mass_mask = None
+    u: Tensor | None = None
+    sent: Tensor | None = None
     strongest, radius, pooled = 0, 0, Pool(0, 0)
     for question in questions:
         match question:
@@ -155,8 +157,8 @@ def ask(
                 answers[Received] = zeros(B, H, M)
             case Profile(radius):
                 answers[Profile] = zeros(B, H, N + M - 1)
-            case Sent(u):
-                u = readable("u", u)
+            case Sent(sending):
+                u = readable("u", sending)
                 answers[Sent] = sent = zeros(B, H, M, u.shape[3])
             case Pool(rows, cols):
                 pooled = question

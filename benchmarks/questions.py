@@ -1,0 +1,185 @@
+"""What it costs to ask the attention matrix something: limelight beside its own forward pass and beside the usual way.
+
+    python benchmarks/questions.py            # writes benchmarks/questions.json
+    python benchmarks/questions.py --quick    # fewer repetitions
+
+One thread, 8 heads of width 64, float32. "times forward" is the time of a question, with nothing known before, over
+that of `attention` on the same inputs. The usual way is the dense matrix in torch, then the same reductions. Memory is
+the peak of a process, beyond what it held before and the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+import limelight as ll
+from attention import best
+from limelight.backends import _native
+
+H, D = 8, 64
+ALL: dict[str, Any] = {
+    "entropy": True,
+    "received": True,
+    "top": 8,
+    "mass": ll.First(1),
+    "distance": True,
+    "pool": (256, 256),
+}
+ASKED = "entropy, received, top 8, mass, distance, pool 256 × 256"
+
+
+def inputs(n: int, heads: int = H) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, n, D, generator=g) for _ in range(3))
+    return q, k, v
+
+
+def questions(n: int) -> list[tuple[str, Callable[[ll.Weights], object], float]]:
+    """Each with the multiple of the forward's time to stay below."""
+    u = torch.randn(1, H, n, D, generator=torch.Generator().manual_seed(1))
+    rows: list[tuple[str, Callable[[ll.Weights], object]]] = [
+        ("logsumexp()", lambda A: A.logsumexp()),
+        ("entropy()", lambda A: A.entropy()),
+        ("distance()", lambda A: A.distance()),
+        ("mass(First(1))", lambda A: A.mass(ll.First(1))),
+        ("mass(Window(8))", lambda A: A.mass(ll.Window(8))),
+        ("mass(Causal())", lambda A: A.mass(ll.Causal())),
+        ("top(1)", lambda A: A.top(1)),
+        ("top(8)", lambda A: A.top(8)),
+        ("top(32)", lambda A: A.top(32)),
+    ]
+    columns: list[tuple[str, Callable[[ll.Weights], object]]] = [
+        ("received()", lambda A: A.received()),
+        ("profile(64)", lambda A: A.profile(64)),
+        (f"profile({n})", lambda A: A.profile(n)),
+        ("pool(256, 256)", lambda A: A.pool(256, 256)),
+        ('pool(256, 256, "max")', lambda A: A.pool(256, 256, "max")),
+        ("A.T @ u, width 64", lambda A: A.T @ u),
+    ]
+    together = ("observe: " + ASKED, lambda A: A.observe(**ALL), 3.0)
+    return [(*x, 1.3) for x in rows] + [(*x, 1.8) for x in columns] + [together]
+
+
+def beside_the_forward(n: int, seconds: float) -> list[dict[str, Any]]:
+    """Every question at one length, and the comparison of 12 heads."""
+    q, k, v = inputs(n)
+    results = []
+    for name, ask, goal in track(questions(n), "questions", console=Console(stderr=True)):
+        times = best(
+            {"forward": lambda: ll.attention(q, k, v), "question": lambda ask=ask: ask(ll.weights(q, k))}, seconds
+        )
+        results.append({"question": name, "n": n, **_row(times, goal)})
+    q, k, v = inputs(n, 12)
+    times = best({"forward": lambda: ll.attention(q, k, v), "question": lambda: ll.weights(q, k).similarity()}, seconds)
+    results.append({"question": "similarity(), 12 heads", "n": n, **_row(times, 4.0)})
+    return results
+
+
+def _row(times: dict[str, float], goal: float) -> dict[str, Any]:
+    return {
+        "milliseconds": times["question"] * 1e3,
+        "forward": times["forward"] * 1e3,
+        "times forward": times["question"] / times["forward"],
+        "at most": goal,
+    }
+
+
+def usual_way(q: Tensor, k: Tensor) -> list[Any]:
+    """The dense matrix, and what `ALL` asks of it."""
+    n = q.shape[2]
+    a = torch.softmax(q @ k.mT * D**-0.5, -1)
+    away = (torch.arange(n)[:, None] - torch.arange(n)).abs().float()
+    return [
+        torch.special.entr(a).sum(-1),
+        a.sum(-2),
+        a.topk(8),
+        a[..., :1].sum(-1),
+        (a * away).sum(-1),
+        torch.nn.functional.adaptive_avg_pool2d(a, (256, 256)),
+    ]
+
+
+def beside_the_usual_way(n: int, seconds: float) -> dict[str, Any]:
+    q, k, _ = inputs(n)
+    seen = ll.weights(q, k).observe(**ALL)
+    entropy, received, _, mass, distance, pool = usual_way(q, k)
+    mine = seen.entropy, seen.received, seen.mass, seen.distance, seen.pool
+    torch.testing.assert_close(mine, (entropy, received, mass, distance, pool), rtol=1e-4, atol=1e-4)
+    times = best({"usual": lambda: usual_way(q, k), "limelight": lambda: ll.weights(q, k).observe(**ALL)}, seconds)
+    return {
+        "n": n,
+        "limelight": times["limelight"] * 1e3,
+        "usual way": times["usual"] * 1e3,
+        "ratio": times["usual"] / times["limelight"],
+        "at least": 4.5,
+    }
+
+
+PEAK = """
+import resource, sys, torch, limelight as ll
+sys.path.insert(0, {here!r})
+from questions import ALL, inputs
+small, large = inputs({n_small})[:2], inputs({n})[:2]
+ll.weights(*small).observe(**ALL)
+before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+seen = ll.weights(*large).observe(**ALL)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+found = [seen.entropy, seen.received, *seen.top, seen.mass, seen.distance, seen.pool]
+print((after - before - sum(x.numel() * x.itemsize for x in found)) / 2**20)
+"""
+
+
+def peak_memory(n: int) -> dict[str, Any]:
+    """Of observing at a length at which the matrix could not be held."""
+    code = PEAK.format(here=str(Path(__file__).parent), n_small=256, n=n)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return {"n": n, "megabytes": float(out), "matrix": H * n * n * 4 / 1e6, "below": 128.0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, shorter lengths")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    args = parser.parse_args()
+    seconds = 0.3 if args.quick else 2.0
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        asked = beside_the_forward(2048, seconds)
+        usual = beside_the_usual_way(2048 if args.quick else 4096, seconds)
+    memory = peak_memory(8192 if args.quick else 32768)
+    console = Console(width=160)
+    table = Table(title="one thread, 8 heads of width 64, n = 2048", title_justify="left")
+    for name in ("question", "milliseconds", "times forward", "at most"):
+        table.add_column(name, justify="left" if name == "question" else "right")
+    for r in asked:
+        mark = "" if r["times forward"] <= r["at most"] else " ✗"
+        table.add_row(r["question"], f"{r['milliseconds']:.1f}", f"{r['times forward']:.2f}{mark}", f"{r['at most']}")
+    console.print(table)
+    console.print(
+        f"observe ({ASKED}) at n = {usual['n']}: {usual['limelight']:.0f} ms, the usual way "
+        f"{usual['usual way']:.0f} ms: {usual['ratio']:.2f} times as fast (to reach: {usual['at least']})"
+    )
+    console.print(
+        f"the same at n = {memory['n']}: {memory['megabytes']:.0f} MB beyond inputs and results, "
+        f"where the matrix would take {memory['matrix']:.0f} MB (to stay below: {memory['below']:.0f})"
+    )
+    machine = {"machine": platform.processor() or platform.machine(), "isa": _native.isa(), "torch": torch.__version__}
+    args.out.write_text(json.dumps({**machine, "questions": asked, "usual way": usual, "memory": memory}, indent=1))
+    console.print(f"wrote {args.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -129,22 +129,26 @@ def beside_the_usual_way(n: int, seconds: float) -> dict[str, Any]:
 
 
 PEAK = """
-import resource, sys, torch, limelight as ll
+import re, sys, torch, limelight as ll
 sys.path.insert(0, {here!r})
 from questions import ALL, inputs
-small, large = inputs({n_small})[:2], inputs({n})[:2]
+small, large = inputs(256)[:2], inputs({n})[:2]
 ll.weights(*small).observe(**ALL)
-before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+def kibibytes(what):  # getrusage would give the parent's peak
+    return int(re.search(what + r":\\s+(\\d+)", open("/proc/self/status").read())[1])
+
+before = kibibytes("VmRSS")
 seen = ll.weights(*large).observe(**ALL)
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+after = kibibytes("VmHWM")
 found = [seen.entropy, seen.received, *seen.top, seen.mass, seen.distance, seen.pool]
-print((after - before - sum(x.numel() * x.itemsize for x in found)) / 2**20)
+print((after - before) / 1024 - sum(x.numel() * x.itemsize for x in found) / 2**20)
 """
 
 
 def peak_memory(n: int) -> dict[str, Any]:
     """Of observing at a length at which the matrix could not be held."""
-    code = PEAK.format(here=str(Path(__file__).parent), n_small=256, n=n)
+    code = PEAK.format(here=str(Path(__file__).parent), n=n)
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     return {"n": n, "megabytes": float(out), "matrix": H * n * n * 4 / 1e6, "below": 128.0}
 

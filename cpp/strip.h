@@ -86,7 +86,7 @@ template <class C> void add_values_where_allowed(const Strip<C>& x, const Block<
 template <class C, int NV>
 void logits(const Strip<C>& x, const Operand& k, const Block<C>& b, Range partial, C* top, C* scratch) {
     const Problem& p = b.p;
-    const size_t all = x.lanes() * sizeof(C);
+    constexpr size_t all = NV * kWidth<C> * sizeof(C);
     if (top) std::memcpy(top, x.m, all);
     const bool tilted = !x.few && !p.softcap;  // a softcap comes before the slopes
     const bool raw = partial.empty() && plain(p) && (tilted || !p.slopes);  // the products are the logits

@@ -238,12 +238,18 @@ class Prefix(First):
 class Padding(Mask):
     """``key < length``: each batch element has its own number of real keys, the rest is padding.
 
+    With ``left`` the padding comes first, and the real keys are the last ones.
+
     >>> print(Padding([2, 3]).dense(1, 3).int().flatten(1))
     tensor([[1, 1, 0],
+            [1, 1, 1]], dtype=torch.int32)
+    >>> print(Padding([2, 3], left=True).dense(1, 3).int().flatten(1))
+    tensor([[0, 1, 1],
             [1, 1, 1]], dtype=torch.int32)
     """
 
     lengths: int | Sequence[int] | Tensor
+    left: bool = False
     _lengths: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -251,11 +257,15 @@ class Padding(Mask):
 
     def allows(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
         self._fit(M)
-        return (j < _by_batch(self._lengths, j)) & (i >= 0)
+        lengths = _by_batch(self._lengths, j)
+        return (j >= M - lengths if self.left else j < lengths) & (i >= 0)
 
     def lower(self, N: int, M: int) -> Lowered:
         self._fit(M)
-        return Lowered(single(0, _column(self._lengths), N, M), None)
+        lengths = _column(self._lengths)
+        return Lowered(
+            single(M - lengths, lengths.new_tensor([[M]]), N, M) if self.left else single(0, lengths, N, M), None
+        )
 
     def _fit(self, M: int) -> None:
         if transformed():  # where values are not known; lengths are clipped
@@ -268,7 +278,7 @@ class Padding(Mask):
         return self._lengths.numel(), 1
 
     def __repr__(self) -> str:
-        return f"Padding({_show(self._lengths)})"
+        return f"Padding({_show(self._lengths)}{', left=True' if self.left else ''})"
 
     def _extent(self) -> tuple[int, int]:
         n = int(self._lengths.max()) if self._lengths.numel() else 0

@@ -1,0 +1,310 @@
+"""Keys and values that are kept from one step of generation to the next.
+
+A cache has a slot for each layer. Before ``n`` new tokens, ``cache.begin(n)`` makes room and says how many keys there
+will be; ``slot.extend(k, v)`` takes their keys and values and returns all that the new queries may look at. Queries are
+aligned with the last keys, as everywhere, so that masks and biases need nothing special; ``cache.mask(n)`` says what
+is not to be seen.
+
+Caches are for inference: what they keep has no gradient.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from limelight.masks import First, Mask, Padding, Window
+from limelight.problem import check_count
+
+
+class Slot:
+    """Keys and values of one layer, in buffers that double when they are full, or never grow."""
+
+    wants_weights = False  # whether ``saw`` is to be called with the attention of every step
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self.capacity = capacity
+        self.length = 0  # tokens in the buffers
+        self.count = 0  # tokens so far
+        self.k: Tensor | None = None  # (B, Hkv, room, D)
+        self.v: Tensor | None = None
+        self.context: tuple[Tensor, Tensor] | None = None  # of what a decoder looks at beside itself
+
+    def begin(self, n: int) -> int:
+        """Makes room for ``n`` new tokens; returns how many keys there will be."""
+        return self.length + n
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keeps the keys and values of new tokens ``(B, Hkv, n, width)``, and returns those of all."""
+        k, v = k.detach(), v.detach()
+        end = self.length + k.shape[2]
+        self.k, self.v = self._room(self.k, k, end), self._room(self.v, v, end)
+        self.k[:, :, self.length : end] = k
+        self.v[:, :, self.length : end] = v
+        self.count += k.shape[2]
+        self.length = end
+        return self.k[:, :, :end], self.v[:, :, :end]
+
+    def saw(self, received: Tensor) -> None:
+        """Hears how much attention each of its keys received, ``(B, H, M)``."""
+
+    def truncate(self, length: int) -> None:
+        """Forgets all but the first tokens."""
+        self.count = self.length = length
+
+    def select(self, index: Tensor) -> None:
+        """Keeps these batch elements, in this order."""
+        for name in ("k", "v"):
+            buffer = getattr(self, name)
+            if buffer is not None:
+                setattr(self, name, buffer.index_select(0, index))
+        if self.context is not None:
+            k, v = self.context
+            self.context = k.index_select(0, index), v.index_select(0, index)
+
+    def _room(self, buffer: Tensor | None, new: Tensor, end: int) -> Tensor:
+        B, H, _, width = new.shape
+        if buffer is not None and buffer.shape[0] != B:
+            raise ValueError(f"the cache holds {buffer.shape[0]} sequences and is given {B}; begin with an empty one")
+        if buffer is not None and end <= buffer.shape[2]:
+            return buffer
+        if self.capacity is not None and end > self.capacity:
+            raise ValueError(f"the cache is full: {end} tokens, and its capacity is {self.capacity}")
+        room = self.capacity or max(64, 2 * end if buffer is not None else end + end // 4)
+        larger = new.new_empty(B, H, room, width)
+        if buffer is not None:
+            larger[:, :, : self.length] = buffer[:, :, : self.length]
+        return larger
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that it holds."""
+        held: dict[str, Tensor | None] = {"k": self._used(self.k), "v": self._used(self.v)}
+        if self.context is not None:
+            held |= {"context.k": self.context[0], "context.v": self.context[1]}
+        held["count"] = torch.tensor([self.length, self.count])
+        return {name: x.contiguous() for name, x in held.items() if x is not None}
+
+    def _used(self, buffer: Tensor | None) -> Tensor | None:
+        return None if buffer is None else buffer[:, :, : self.length]
+
+    def restore(self, held: dict[str, Tensor]) -> None:
+        """What ``tensors`` gave."""
+        self.length, self.count = (int(x) for x in held["count"])
+        self.k, self.v = held.get("k"), held.get("v")
+        self.context = (held["context.k"], held["context.v"]) if "context.k" in held else None
+
+
+class KVCache:
+    """Keys and values of all layers of a model.
+
+    Args:
+        capacity: how many tokens there is room for; without it the buffers grow, doubling, so that a token is copied
+            a constant number of times.
+        lengths: how many tokens of a first, left-padded batch are real, ``(B,)``; all unless given.
+
+    >>> import torch
+    >>> cache = KVCache()
+    >>> for n in (5, 1, 1):
+    ...     k, v = cache[0].extend(torch.randn(2, 4, n, 8), torch.randn(2, 4, n, 8))
+    >>> k.shape, cache.count
+    (torch.Size([2, 4, 7, 8]), 7)
+
+    """
+
+    def __init__(self, capacity: int | None = None, *, lengths: Tensor | None = None) -> None:
+        self.capacity = capacity if capacity is None else check_count("KVCache", "capacity", capacity, 1)
+        self.slots: list[Slot] = []
+        self.missing: Tensor | None = None  # (B,): how many tokens of padding come first
+        self._lengths = lengths
+
+    def __getitem__(self, layer: int) -> Slot:
+        while len(self.slots) <= layer:
+            self.slots.append(self._new_slot())
+        return self.slots[layer]
+
+    def _new_slot(self) -> Slot:
+        return Slot(self.capacity)
+
+    @property
+    def count(self) -> int:
+        """Tokens so far, with padding."""
+        return self.slots[0].count if self.slots else 0
+
+    def begin(self, n: int) -> int:
+        """Makes room for ``n`` new tokens in every layer; returns how many keys there will be."""
+        return max((slot.begin(n) for slot in self.slots), default=n)
+
+    def first(self, n: int) -> int | Tensor:
+        """The position of the first of ``n`` new tokens, for each batch element where they differ."""
+        if self._lengths is not None and not self.count:
+            self.missing = n - self._lengths
+        return self.count if self.missing is None else self.count - self.missing
+
+    def mask(self, n: int) -> Mask | None:
+        """Which of the keys ``n`` new tokens may look at, beside that none comes after them; None where it is all."""
+        return None if self.missing is None else Padding(self.count + n - self.missing, left=True)
+
+    def reorder(self, index: Tensor) -> None:
+        """Keeps these batch elements, in this order: beam search, or sequences that are finished."""
+        for slot in self.slots:
+            slot.select(index)
+        if self.missing is not None:
+            self.missing = self.missing[index]
+
+    def truncate(self, count: int) -> None:
+        """Forgets all but the first tokens: speculation that failed."""
+        check_count("truncate", "count", count, 0, self.count)
+        for slot in self.slots:
+            slot.truncate(count)
+
+    def save(self, file: str | Path) -> None:
+        """Everything, as safetensors."""
+        held = {f"{n}.{name}": x for n, slot in enumerate(self.slots) for name, x in slot.tensors().items()}
+        if self.missing is not None:
+            held["missing"] = self.missing
+        save_file(held, file)
+
+    def restore(self, file: str | Path) -> None:
+        """What was saved by a cache of the same kind."""
+        held = load_file(file)
+        self.missing = held.pop("missing", None)
+        layers = 1 + max((int(name.split(".")[0]) for name in held), default=-1)
+        self.slots = []
+        for n in range(layers):
+            prefix = f"{n}."
+            self[n].restore({k.removeprefix(prefix): x for k, x in held.items() if k.startswith(prefix)})
+
+
+class WindowSlot(Slot):
+    """The first few tokens and the last ones; when the buffer is full, the last ones move to its beginning."""
+
+    def __init__(self, window: int, first: int) -> None:
+        super().__init__()
+        self.window, self.sinks = window, first
+
+    @property
+    def _most(self) -> int:
+        return self.sinks + 2 * self.window
+
+    def begin(self, n: int) -> int:
+        if self.length + n > self._most:
+            self._forget()
+        return self.length + n
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self.begin(k.shape[2])
+        long = self.length + k.shape[2] > self._most
+        self.capacity = None if long else self._most
+        seen = super().extend(k, v)
+        if long:  # such as a prompt, which sees more than what is kept of it
+            self._forget()
+            self.k, self.v = (x[:, :, : self.length].clone() for x in seen)
+        return seen
+
+    def _forget(self) -> None:
+        """Keeps the first tokens and the last ``window``."""
+        if self.length <= self.sinks + self.window:
+            return
+        kept = self.sinks + self.window
+        for buffer in (self.k, self.v):
+            assert buffer is not None
+            buffer[:, :, self.sinks : kept] = buffer[:, :, self.length - self.window : self.length].clone()
+        self.length = kept
+
+    def truncate(self, length: int) -> None:
+        raise ValueError("a window has forgotten what came before; only a KVCache can be truncated")
+
+
+class WindowCache(KVCache):
+    """The first ``first`` tokens and the last ``window``: constant memory, however long the stream.
+
+    It gives what ``Causal() & (Window(window - 1, 0) | First(first))`` gives without a cache. A bias by distance
+    counts the tokens that are kept, so between the first ones and the others it is too small.
+    """
+
+    def __init__(self, window: int, first: int = 4) -> None:
+        super().__init__()
+        self.window = check_count("WindowCache", "window", window, 1)
+        self.sinks = check_count("WindowCache", "first", first, 0)
+
+    def _new_slot(self) -> Slot:
+        return WindowSlot(self.window, self.sinks)
+
+    def first(self, n: int) -> int | Tensor:
+        if self._lengths is not None:
+            raise ValueError("WindowCache: sequences of different lengths need a KVCache")
+        return super().first(n)
+
+    def mask(self, n: int) -> Mask | None:
+        return Window(self.window - 1, 0) | First(self.sinks)
+
+
+class HeavyHitterSlot(Slot):
+    """The keys that received the most attention, and the most recent ones; each head keeps its own."""
+
+    wants_weights = True
+
+    def __init__(self, size: int, recent: int) -> None:
+        super().__init__()
+        self.size, self.recent = size, recent
+        self.received: Tensor | None = None  # (B, Hkv, length)
+
+    def saw(self, received: Tensor) -> None:
+        assert self.k is not None
+        assert self.v is not None
+        # Of all heads that share a key: (B, Hkv, M).
+        received = received.unflatten(1, (self.k.shape[1], -1)).sum(2)
+        if self.received is not None:
+            received[..., : self.received.shape[-1]] += self.received
+        self.received = received
+        # A few too many are allowed, so that not every step moves everything.
+        if self.length <= self.size + self.size // 8:
+            return
+        old = received[..., : self.length - self.recent]
+        heaviest = old.topk(self.size - self.recent, dim=-1).indices.sort(-1).values
+        newest = torch.arange(self.length - self.recent, self.length, device=received.device)
+        keep = torch.cat([heaviest, newest.expand(*heaviest.shape[:2], -1)], -1)
+        self.received = received.gather(2, keep)
+        for buffer in (self.k, self.v):
+            buffer[:, :, : self.size] = buffer.gather(2, keep[..., None].expand(-1, -1, -1, buffer.shape[3]))
+        self.length = self.size
+
+    def truncate(self, length: int) -> None:
+        raise ValueError("keys have been dropped; only a KVCache can be truncated")
+
+    def select(self, index: Tensor) -> None:
+        super().select(index)
+        if self.received is not None:
+            self.received = self.received.index_select(0, index)
+
+    def tensors(self) -> dict[str, Tensor]:
+        held = super().tensors()
+        return held if self.received is None else {**held, "received": self.received}
+
+    def restore(self, held: dict[str, Tensor]) -> None:
+        super().restore(held)
+        self.received = held.get("received")
+
+
+class HeavyHitterCache(KVCache):
+    """About ``size`` keys of each head: those that received the most attention so far, and the last ``recent``.
+
+    What keys receive comes from ``Weights.received``, so that nothing n × n is made to find it out. A bias by distance
+    counts the keys that are kept.
+    """
+
+    def __init__(self, size: int, recent: int | None = None) -> None:
+        super().__init__()
+        self.size = check_count("HeavyHitterCache", "size", size, 2)
+        self.recent = size // 2 if recent is None else check_count("HeavyHitterCache", "recent", recent, 1, size)
+
+    def _new_slot(self) -> Slot:
+        return HeavyHitterSlot(self.size, self.recent)
+
+    def first(self, n: int) -> int | Tensor:
+        if self._lengths is not None:
+            raise ValueError("HeavyHitterCache: sequences of different lengths need a KVCache")
+        return super().first(n)

@@ -1,0 +1,189 @@
+"""Multi-head attention as a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from limelight.biases import Bias
+from limelight.cache import Slot
+from limelight.functional import attention, weights
+from limelight.masks import Mask
+from limelight.matrix import Weights
+from limelight.positions import Positions
+
+
+class MultiHeadAttention(nn.Module):
+    """``concat(softmax(scale · qᵢ kᵢᵀ) vᵢ) W_O`` with ``q = x W_Q``, ``k = c W_K``, ``v = c W_V``.
+
+    ``c`` is ``x`` itself, or a context of another width (cross-attention).
+
+    Args:
+        width: of ``x`` and of what is returned.
+        heads: of the queries.
+        kv_heads: of keys and values; as many as ``heads`` unless given (grouped heads).
+        head_width: of queries and keys; ``width / heads`` unless given.
+        value_width: of the values of a head; ``head_width`` unless given.
+        context_width: of the context; ``width`` unless given.
+        bias: whether the projections of q, k and v add a bias; ``out_bias`` the same for the output.
+        positions: a scheme of ``limelight.positions``.
+        norm: applied to the queries and keys of every head, such as ``nn.RMSNorm``.
+        scale: ``1/√head_width`` unless given.
+        dropout: of the weights, in training.
+
+    >>> layer = MultiHeadAttention(32, 4, kv_heads=2)
+    >>> layer(torch.randn(3, 5, 32)).shape
+    torch.Size([3, 5, 32])
+
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_width: int | None = None,
+        value_width: int | None = None,
+        context_width: int | None = None,
+        bias: bool = True,
+        out_bias: bool | None = None,
+        positions: Positions | None = None,
+        norm: Callable[[int], nn.Module] | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads % kv_heads:
+            raise ValueError(f"heads = {heads} must be a multiple of kv_heads = {kv_heads}")
+        if head_width is None and width % heads:
+            raise ValueError(f"width = {width} is not a multiple of heads = {heads}; give head_width")
+        head_width = width // heads if head_width is None else head_width
+        value_width = head_width if value_width is None else value_width
+        context_width = width if context_width is None else context_width
+        self.heads, self.kv_heads, self.dropout = heads, kv_heads, dropout
+        self.scale = head_width**-0.5 if scale is None else scale
+        self.query = nn.Linear(width, heads * head_width, bias=bias)
+        self.key = nn.Linear(context_width, kv_heads * head_width, bias=bias)
+        self.value = nn.Linear(context_width, kv_heads * value_width, bias=bias)
+        self.out = nn.Linear(heads * value_width, width, bias=bias if out_bias is None else out_bias)
+        self.positions = Positions() if positions is None else positions
+        self.query_norm = None if norm is None else norm(head_width)
+        self.key_norm = None if norm is None else norm(head_width)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        cache: Slot | None = None,
+        first: int | Tensor = 0,
+    ) -> Tensor:
+        """``x (B, N, width)`` attends to itself, to what ``cache`` holds of it, or to ``context (B, M, width)``.
+
+        ``first`` is the position of the first token of ``x``.
+        """
+        q, k, v, bias = self._operands(x, context, cache, first)
+        y = self.attend(q, k, v, mask=mask, bias=bias)
+        if cache is not None and cache.wants_weights and context is None:
+            cache.saw(weights(q, k, mask=mask, bias=bias, scale=self.scale).received())
+        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return out
+
+    def weights(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None) -> Weights:
+        """What ``forward`` multiplies the values by."""
+        q, k, _, bias = self._operands(x, context, None, 0)
+        return weights(q, k, mask=mask, bias=bias, scale=self.scale)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None, bias: Bias | None) -> Tensor:
+        """Every attention that this layer computes."""
+        dropout = self.dropout if self.training else 0.0
+        return attention(q, k, v, mask=mask, bias=bias, scale=self.scale, dropout=dropout)
+
+    def _operands(
+        self, x: Tensor, context: Tensor | None, cache: Slot | None, first: int | Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Bias | None]:
+        q = _normed(self._split(self.query(x), self.heads), self.query_norm)
+        if context is not None:
+            k, v = self._of_context(context, cache)
+            return q, k, v, None
+        k = _normed(self._split(self.key(x), self.kv_heads), self.key_norm)
+        v = self._split(self.value(x), self.kv_heads)
+        keys = x.shape[1] if cache is None else cache.begin(x.shape[1])
+        q, k, bias = self.positions.place(q, k, first, keys=keys, scale=self.scale)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        return q, k, v, bias
+
+    def _of_context(self, context: Tensor, cache: Slot | None) -> tuple[Tensor, Tensor]:
+        """Keys and values of a context, which are computed once for all tokens of a generation."""
+        if cache is not None and cache.context is not None:
+            return cache.context
+        k = _normed(self._split(self.key(context), self.kv_heads), self.key_norm)
+        found = k, self._split(self.value(context), self.kv_heads)
+        if cache is not None:
+            cache.context = found
+        return found
+
+    @staticmethod
+    def _split(x: Tensor, heads: int) -> Tensor:
+        B, N, width = x.shape
+        return x.view(B, N, heads, width // heads).transpose(1, 2)  # (B, H, N, D)
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
+        """The same layer; ``to_torch`` leads back."""
+        if module.bias_k is not None or module.add_zero_attn:
+            raise ValueError("nn.MultiheadAttention with add_bias_kv or add_zero_attn has no counterpart here")
+        width, kdim, vdim = module.embed_dim, module.kdim, module.vdim
+        if kdim != vdim:
+            raise ValueError(
+                f"keys of width {kdim} and values of width {vdim} come from two contexts; here there is one"
+            )
+        has_bias = module.in_proj_bias is not None
+        ours = cls(width, module.num_heads, context_width=kdim, bias=has_bias, dropout=module.dropout)
+        if module._qkv_same_embed_dim:
+            parts: Any = module.in_proj_weight.chunk(3)
+        else:
+            parts = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+        biases = module.in_proj_bias.chunk(3) if has_bias else (None,) * 3
+        with torch.no_grad():
+            for linear, weight, bias in zip((ours.query, ours.key, ours.value), parts, biases, strict=True):
+                linear.weight.copy_(weight)
+                if bias is not None:
+                    linear.bias.copy_(bias)
+            ours.out.load_state_dict(module.out_proj.state_dict())
+        return ours.to(module.out_proj.weight).train(module.training)
+
+    def to_torch(self) -> nn.MultiheadAttention:
+        """As ``nn.MultiheadAttention(batch_first=True)``, where that can express it."""
+        width, head_width = self.out.out_features, self.query.out_features // self.heads
+        plain = self.kv_heads == self.heads and head_width * self.heads == width == self.value.out_features
+        if not plain or self.query_norm is not None or type(self.positions) is not Positions:
+            raise ValueError("nn.MultiheadAttention has no grouped heads, other widths, norms of q and k, or positions")
+        kdim = self.key.in_features
+        has_bias = self.query.bias is not None
+        theirs = nn.MultiheadAttention(
+            width, self.heads, self.dropout, bias=has_bias, kdim=kdim, vdim=kdim, batch_first=True
+        )
+        ours = self.query, self.key, self.value
+        with torch.no_grad():
+            if theirs._qkv_same_embed_dim:
+                theirs.in_proj_weight.copy_(torch.cat([x.weight for x in ours]))
+            else:
+                names = "q_proj_weight", "k_proj_weight", "v_proj_weight"
+                for name, x in zip(names, ours, strict=True):
+                    getattr(theirs, name).copy_(x.weight)
+            if has_bias:
+                theirs.in_proj_bias.copy_(torch.cat([x.bias for x in ours]))
+            theirs.out_proj.load_state_dict(self.out.state_dict())
+        return theirs.to(self.out.weight).train(self.training)
+
+
+def _normed(x: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
+    return x if norm is None else norm(x)

@@ -1,0 +1,92 @@
+"""A block: attention and feed-forward around a residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from limelight.cache import Slot
+from limelight.masks import Mask
+from limelight.nn.attention import MultiHeadAttention
+from limelight.nn.feedforward import FeedForward
+
+ORDERS = ("pre", "post", "parallel")
+
+
+class Block(nn.Module):
+    """Attention, attention to a context where there is ``cross``, and feed-forward, each added to its input.
+
+    Args:
+        attention: of the tokens among themselves.
+        feed_forward: of each token alone.
+        cross: attention to a context (the decoder of an encoder-decoder).
+        norm: makes a norm for a width, such as ``nn.LayerNorm`` or ``nn.RMSNorm``.
+        order: ``"pre"``: ``x + f(norm(x))``; ``"post"``: ``norm(x + f(x))``, the original one; ``"parallel"``:
+            ``x + attention(norm(x)) + feed_forward(norm(x))``.
+        dropout: of what is added, in training.
+
+    >>> import torch
+    >>> block = Block(MultiHeadAttention(32, 4), FeedForward(32, 128), norm=nn.RMSNorm)
+    >>> block(torch.randn(3, 5, 32)).shape
+    torch.Size([3, 5, 32])
+
+    """
+
+    def __init__(
+        self,
+        attention: MultiHeadAttention,
+        feed_forward: FeedForward,
+        *,
+        cross: MultiHeadAttention | None = None,
+        norm: Callable[[int], nn.Module] = nn.LayerNorm,
+        order: str = "pre",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if order not in ORDERS:
+            raise ValueError(f"order = {order!r}; there are {', '.join(ORDERS)}")
+        if order == "parallel" and cross is not None:
+            raise ValueError("a parallel block has no cross-attention")
+        width = attention.out.out_features
+        self.order = order
+        self.attention, self.attention_norm = attention, norm(width)
+        self.cross, self.cross_norm = cross, None if cross is None else norm(width)
+        self.feed_forward, self.feed_forward_norm = feed_forward, norm(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        context_mask: Mask | None = None,
+        cache: Slot | None = None,
+        first: int | Tensor = 0,
+    ) -> Tensor:
+        """``x (B, N, width)``; ``first`` is the position of its first token."""
+
+        def attend(x: Tensor) -> Tensor:
+            y: Tensor = self.attention(x, mask=mask, cache=cache, first=first)
+            return y
+
+        if self.order == "parallel":
+            a, f = attend(self.attention_norm(x)), self.feed_forward(self.feed_forward_norm(x))
+            both: Tensor = x + self.dropout(a) + self.dropout(f)
+            return both
+        x = self._add(x, attend, self.attention_norm)
+        if self.cross is not None:
+            if context is None:
+                raise ValueError("this block attends to a context, and none is given")
+            cross, norm = self.cross, self.cross_norm
+            assert norm is not None
+            x = self._add(x, lambda x: cross(x, context, mask=context_mask, cache=cache), norm)
+        return self._add(x, self.feed_forward, self.feed_forward_norm)
+
+    def _add(self, x: Tensor, f: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
+        if self.order == "pre":
+            y: Tensor = x + self.dropout(f(norm(x)))
+        else:
+            y = norm(x + self.dropout(f(x)))
+        return y

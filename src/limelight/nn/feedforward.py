@@ -1,0 +1,58 @@
+"""The layer that works on each token alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class FeedForward(nn.Module):
+    """``activation(x W₁) W₂``, or gated, ``(activation(x W_G) ∘ x W₁) W₂``: SwiGLU with ``F.silu``.
+
+    >>> FeedForward(8, 32, F.silu, gated=True, bias=False)(torch.randn(3, 5, 8)).shape
+    torch.Size([3, 5, 8])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        activation: Callable[[Tensor], Tensor] = F.gelu,
+        *,
+        gated: bool = False,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.gate = nn.Linear(width, hidden, bias=bias) if gated else None
+        self.up = nn.Linear(width, hidden, bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape that ends in ``width``."""
+        hidden = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
+        out: Tensor = self.down(self.dropout(hidden))
+        return out
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """An activation by the name that configurations use."""
+    tanh_gelu: Callable[[Tensor], Tensor] = lambda x: F.gelu(x, approximate="tanh")  # noqa: E731
+    known: dict[str, Callable[[Tensor], Tensor]] = {
+        "relu": F.relu,
+        "gelu": F.gelu,
+        "gelu_new": tanh_gelu,
+        "gelu_fast": tanh_gelu,
+        "gelu_pytorch_tanh": tanh_gelu,
+        "silu": F.silu,
+        "swish": F.silu,
+        "tanh": torch.tanh,
+    }
+    if name not in known:
+        raise ValueError(f"activation {name!r} is unknown; there are {', '.join(known)}")
+    return known[name]

@@ -1,0 +1,200 @@
+"""Stacks of blocks, and whole models: tokens in, logits or hidden states out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from limelight.cache import KVCache
+from limelight.masks import Causal, Dense, Mask, Spans
+from limelight.nn.block import Block
+from limelight.positions import Positions
+
+
+class Embedding(nn.Module):
+    """Tokens to vectors: ``norm(scale · table[ids] + positions + segment)``."""
+
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int,
+        *,
+        positions: Positions | None = None,
+        segments: int = 0,
+        norm: nn.Module | None = None,
+        scale: float = 1.0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocabulary, width)
+        self.positions = Positions() if positions is None else positions
+        self.segments = nn.Embedding(segments, width) if segments else None
+        self.norm, self.scale = norm, scale
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, ids: Tensor, first: int | Tensor = 0, segments: Tensor | None = None) -> Tensor:
+        """``ids (B, N)``, the first of which stands at ``first``."""
+        if ids.ndim != 2 or ids.is_floating_point():
+            raise ValueError(f"give token ids (batch, length) of whole numbers, not {ids.dtype} {tuple(ids.shape)}")
+        count = self.table.num_embeddings
+        low, high = (int(x) for x in ids.aminmax()) if ids.numel() else (0, 0)
+        if low < 0 or high >= count:
+            raise ValueError(f"token ids from {low} to {high}; the vocabulary has 0 to {count - 1}")
+        x = self.table(ids)
+        if self.scale != 1.0:
+            x = x * self.scale
+        x = self.positions.embed(x, first)
+        if self.segments is not None:
+            x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
+        if self.norm is not None:
+            x = self.norm(x)
+        out: Tensor = self.dropout(x)
+        return out
+
+
+def lowered(mask: Mask | None, N: int, M: int) -> Mask | None:
+    """A mask in the form that every layer can use at once."""
+    if mask is None:
+        return None
+    spans, dense = mask.lower(N, M)
+    if spans is None:
+        return None if dense is None else Dense(dense)
+    return Spans(spans) if dense is None else Spans(spans) & Dense(dense)
+
+
+class Encoder(nn.Module):
+    """Blocks in which every token may attend to every other, and a norm at the end if there is one."""
+
+    def __init__(self, blocks: Iterable[Block], norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = norm
+
+    def forward(self, x: Tensor, *, mask: Mask | None = None) -> Tensor:
+        """``x (B, N, width)``."""
+        mask = lowered(mask, x.shape[1], x.shape[1])
+        for block in self.blocks:
+            x = block(x, mask=mask)
+        return x if self.norm is None else self.norm(x)
+
+
+class Decoder(nn.Module):
+    """Blocks in which a token attends to itself and what came before, by ``mask`` (``Causal()`` unless given)."""
+
+    def __init__(self, blocks: Iterable[Block], norm: nn.Module | None = None, mask: Mask | None = None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = norm
+        self.mask = Causal() if mask is None else mask
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        context_mask: Mask | None = None,
+        cache: KVCache | None = None,
+        first: int | Tensor = 0,
+    ) -> Tensor:
+        """``x (B, N, width)``: with a cache the new tokens only, the first of which stands at ``first``."""
+        N = x.shape[1]
+        M = N if cache is None else cache.begin(N)
+        # One token that may look at all that came before needs no mask.
+        seen = None if N == 1 and type(self.mask) is Causal else self.mask
+        for other in (mask, None if cache is None else cache.mask(N)):
+            seen = other if seen is None else seen if other is None else seen & other
+        seen = lowered(seen, N, M)
+        if context is not None:
+            context_mask = lowered(context_mask, N, context.shape[1])
+        for n, block in enumerate(self.blocks):
+            slot = None if cache is None else cache[n]
+            x = block(x, context, mask=seen, context_mask=context_mask, cache=slot, first=first)
+        return x if self.norm is None else self.norm(x)
+
+
+class LanguageModel(nn.Module):
+    """``head(stack(embedding(ids)))``: logits, or the last hidden states where there is no head."""
+
+    def __init__(self, embedding: Embedding, stack: Encoder | Decoder, head: nn.Module | None = None) -> None:
+        super().__init__()
+        self.embedding, self.stack, self.head = embedding, stack, head
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        mask: Mask | None = None,
+        cache: KVCache | None = None,
+        segments: Tensor | None = None,
+        last: bool = False,
+    ) -> Tensor:
+        """``ids (B, N)``; with a cache, the new ones. ``last`` asks for the last token's logits only."""
+        first = 0 if cache is None else cache.first(ids.shape[1])
+        x = self.embedding(ids, first, segments)
+        if isinstance(self.stack, Decoder):
+            x = self.stack(x, mask=mask, cache=cache, first=first)
+        elif cache is not None:
+            raise ValueError("an encoder looks at all tokens at once and has no use for a cache")
+        else:
+            x = self.stack(x, mask=mask)
+        return _logits(x, self.head, last)
+
+
+def _logits(x: Tensor, head: Callable[[Tensor], Tensor] | None, last: bool) -> Tensor:
+    x = x[:, -1:] if last else x
+    return x if head is None else head(x)
+
+
+class Seq2Seq(nn.Module):
+    """An encoder reads the source, a decoder writes the target and looks at what the encoder made of it."""
+
+    def __init__(
+        self, source: Embedding, encoder: Encoder, target: Embedding, decoder: Decoder, head: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.source, self.encoder = source, encoder
+        self.target, self.decoder, self.head = target, decoder, head
+
+    def encode(self, ids: Tensor, *, mask: Mask | None = None) -> Tensor:
+        """What the decoder attends to, ``(B, M, width)``."""
+        context: Tensor = self.encoder(self.source(ids), mask=mask)
+        return context
+
+    def decode(
+        self,
+        ids: Tensor,
+        context: Tensor,
+        *,
+        mask: Mask | None = None,
+        context_mask: Mask | None = None,
+        cache: KVCache | None = None,
+        last: bool = False,
+    ) -> Tensor:
+        """Logits for the target so far, or for its new tokens where there is a cache."""
+        first = 0 if cache is None else cache.first(ids.shape[1])
+        x = self.target(ids, first)
+        x = self.decoder(x, context, mask=mask, context_mask=context_mask, cache=cache, first=first)
+        return _logits(x, self.head, last)
+
+    def forward(
+        self, source: Tensor, target: Tensor, *, mask: Mask | None = None, target_mask: Mask | None = None
+    ) -> Tensor:
+        """``source (B, M)`` and ``target (B, N)``; ``mask`` says which tokens of the source are real."""
+        return self.decode(target, self.encode(source, mask=mask), mask=target_mask, context_mask=mask)
+
+
+class TiedHead(nn.Module):
+    """``scale · x · tableᵀ (+ bias)``: logits from the embedding's own table."""
+
+    def __init__(self, table: nn.Embedding, *, bias: bool = False, scale: float = 1.0) -> None:
+        super().__init__()
+        self.table, self.scale = table, scale
+        self.bias = nn.Parameter(torch.zeros(table.num_embeddings)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(B, N, width)`` to ``(B, N, vocabulary)``."""
+        x = x if self.scale == 1.0 else x * self.scale
+        return nn.functional.linear(x, self.table.weight, self.bias)

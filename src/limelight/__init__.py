@@ -6,7 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from limelight import models, nn, positions
     from limelight.biases import ALiBi, DenseBias, Relative
+    from limelight.cache import HeavyHitterCache, KVCache, WindowCache
     from limelight.flow import rollout
     from limelight.functional import attention, backend_for, weights
     from limelight.masks import Causal, Dense, Documents, First, Padding, Prefix, Window
@@ -32,8 +34,12 @@ _HOME = {
     "ALiBi": "biases",
     "Relative": "biases",
     "DenseBias": "biases",
+    "KVCache": "cache",
+    "WindowCache": "cache",
+    "HeavyHitterCache": "cache",
     "SlowPathWarning": "problem",
 }
+_PACKAGES = ("models", "nn", "positions")
 
 __all__ = [
     "ALiBi",
@@ -42,14 +48,20 @@ __all__ = [
     "DenseBias",
     "Documents",
     "First",
+    "HeavyHitterCache",
+    "KVCache",
     "Padding",
     "Prefix",
     "Relative",
     "SlowPathWarning",
     "Weights",
     "Window",
+    "WindowCache",
     "attention",
     "backend_for",
+    "models",
+    "nn",
+    "positions",
     "rollout",
     "trace",
     "weights",
@@ -57,6 +69,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name in _PACKAGES:
+        return import_module(f"limelight.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'limelight' has no attribute {name!r}")
     value = getattr(import_module(f"limelight.{_HOME[name]}"), name)

@@ -1,0 +1,71 @@
+"""The original Transformer: an encoder-decoder with sinusoidal positions and post-norm.
+
+Its checkpoints are Marian's, which has the same design, so that transformers can load what is trained here.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from torch import nn
+
+from limelight.models.configs import Config, need, refuse
+from limelight.models.links import Link, affine, layers, same
+from limelight.nn import Block, Decoder, Embedding, Encoder, FeedForward, MultiHeadAttention, Seq2Seq, TiedHead
+from limelight.nn.feedforward import activation
+from limelight.positions import Sinusoidal
+
+TYPES = ("marian",)
+PREFIX = "model."
+COPIES = r"((encoder|decoder)\.embed_(positions|tokens)\.weight|lm_head\.weight)"
+OTHERS = ""
+
+
+def build(config: Config) -> Seq2Seq:
+    width, vocabulary = need(config, "d_model", "vocab_size")
+    refuse(config, share_encoder_decoder_embeddings=True, tie_word_embeddings=True)
+    norm = nn.LayerNorm
+    act, drop = activation(config.get("activation_function", "gelu")), config.get("dropout", 0.0)
+
+    def blocks(stack: str) -> list[Block]:
+        depth, heads, hidden = need(config, f"{stack}_layers", f"{stack}_attention_heads", f"{stack}_ffn_dim")
+        attention = partial(MultiHeadAttention, width, heads, dropout=config.get("attention_dropout", 0.0))
+        feed_forward = partial(FeedForward, width, hidden, act, dropout=config.get("activation_dropout", 0.0))
+
+        def block() -> Block:
+            cross = attention() if stack == "decoder" else None
+            return Block(attention(), feed_forward(), cross=cross, norm=norm, order="post", dropout=drop)
+
+        return [block() for _ in range(depth)]
+
+    scale = math.sqrt(width) if config.get("scale_embedding", False) else 1.0
+    embedding = Embedding(vocabulary, width, positions=Sinusoidal(halves=True), scale=scale, dropout=drop)
+    head = TiedHead(embedding.table, bias=True)
+    return Seq2Seq(embedding, Encoder(blocks("encoder")), embedding, Decoder(blocks("decoder")), head)
+
+
+def links(config: Config) -> list[Link]:
+    found = [
+        same("shared.weight", "source.table.weight"),
+        Link("final_logits_bias", ("head.bias",), lambda x: [x.reshape(-1)], lambda x: x[None]),
+    ]
+    for stack in ("encoder", "decoder"):
+        theirs, ours = f"{stack}.layers.*", f"{stack}.blocks.*"
+        layer = [
+            *_attention(f"{theirs}.self_attn", f"{ours}.attention"),
+            *affine(f"{theirs}.self_attn_layer_norm", f"{ours}.attention_norm"),
+            *affine(f"{theirs}.fc1", f"{ours}.feed_forward.up"),
+            *affine(f"{theirs}.fc2", f"{ours}.feed_forward.down"),
+            *affine(f"{theirs}.final_layer_norm", f"{ours}.feed_forward_norm"),
+        ]
+        if stack == "decoder":
+            layer += _attention(f"{theirs}.encoder_attn", f"{ours}.cross")
+            layer += affine(f"{theirs}.encoder_attn_layer_norm", f"{ours}.cross_norm")
+        found += layers(config[f"{stack}_layers"], layer)
+    return found
+
+
+def _attention(theirs: str, ours: str) -> list[Link]:
+    names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
+    return [x for a, b in names.items() for x in affine(f"{theirs}.{a}", f"{ours}.{b}")]

@@ -1,0 +1,81 @@
+"""ViT: an image as a sentence of patches."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from limelight.masks import Mask
+from limelight.models.configs import Config, need
+from limelight.models.links import Link, affine, layers, same
+from limelight.nn import Block, Encoder, FeedForward, MultiHeadAttention
+from limelight.nn.feedforward import activation
+
+TYPES = ("vit",)
+PREFIX = "vit."
+COPIES = ""
+OTHERS = r"(pooler\.dense\..*|classifier\..*)"
+
+
+class Vision(nn.Module):
+    """Patches to vectors, one vector for the whole image before them, learned positions, and an encoder."""
+
+    def __init__(
+        self, width: int, size: int, patch: int, channels: int, encoder: Encoder, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.size, self.channels = size, channels
+        self.patches = nn.Conv2d(channels, width, patch, stride=patch)
+        self.whole = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(torch.zeros(1, (size // patch) ** 2 + 1, width))
+        self.encoder = encoder
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, pixels: Tensor, *, mask: Mask | None = None) -> Tensor:
+        """``pixels (B, channels, size, size)`` to hidden states ``(B, 1 + patches, width)``."""
+        wanted = (self.channels, self.size, self.size)
+        if pixels.ndim != 4 or tuple(pixels.shape[1:]) != wanted:
+            raise ValueError(f"give pixels (batch, {', '.join(map(str, wanted))}), not {tuple(pixels.shape)}")
+        x = self.patches(pixels).flatten(2).mT
+        x = torch.cat([self.whole.expand(len(x), -1, -1), x], 1) + self.positions
+        out: Tensor = self.encoder(self.dropout(x), mask=mask)
+        return out
+
+
+def build(config: Config) -> Vision:
+    names = "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "image_size", "patch_size"
+    width, depth, heads, hidden, size, patch = need(config, *names)
+    norm = partial(nn.LayerNorm, eps=config.get("layer_norm_eps", 1e-12))
+    act, drop = activation(config.get("hidden_act", "gelu")), config.get("hidden_dropout_prob", 0.0)
+    bias = config.get("qkv_bias", True)
+
+    def block() -> Block:
+        weights_drop = config.get("attention_probs_dropout_prob", 0.0)
+        attention = MultiHeadAttention(width, heads, bias=bias, out_bias=True, dropout=weights_drop)
+        return Block(attention, FeedForward(width, hidden, act), norm=norm, dropout=drop)
+
+    encoder = Encoder((block() for _ in range(depth)), norm(width))
+    return Vision(width, size, patch, config.get("num_channels", 3), encoder, drop)
+
+
+def links(config: Config) -> list[Link]:
+    parts = {
+        "layernorm_before": "attention_norm",
+        "attention.output.dense": "attention.out",
+        "layernorm_after": "feed_forward_norm",
+        "intermediate.dense": "feed_forward.up",
+        "output.dense": "feed_forward.down",
+    }
+    layer = [x for a, b in parts.items() for x in affine(f"encoder.layer.*.{a}", f"encoder.blocks.*.{b}")]
+    for name in ("query", "key", "value"):
+        theirs, ours = f"encoder.layer.*.attention.attention.{name}", f"encoder.blocks.*.attention.{name}"
+        layer += affine(theirs, ours, config.get("qkv_bias", True))
+    return [
+        same("embeddings.cls_token", "whole"),
+        same("embeddings.position_embeddings", "positions"),
+        *affine("embeddings.patch_embeddings.projection", "patches"),
+        *layers(config["num_hidden_layers"], layer),
+        *affine("layernorm", "encoder.norm"),
+    ]

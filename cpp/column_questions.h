@@ -1,6 +1,6 @@
 // What is asked of the columns and of the whole of the weights, once the log-sum-exp of every row is known.
 //
-// A block of weights is P = 2^(logit − lse), in one step, and everything is a sum over it.
+// A block of weights is P = 2^((logit − m) − log₂ Σ), in one step, and everything is a sum over it.
 #pragma once
 
 #include "cells.h"
@@ -16,7 +16,7 @@ template <class C> struct ColumnDesk {
     C* received;        // (heads abreast, keys of the task, vector): sums that are folded at the end
     C* u;               // (strip, lane, feature)
     C* panel;           // for diagonals
-    bool *strange;      // by strip: some log-sum-exp is NaN
+    bool *strange;      // by strip: some log-sum-exp is not finite
     bool *finite;       // by strip: all of u
     int32_t *up, *down; // by strip and lane: the first and the last cell of the picture that the row is in
     int32_t *left, *right;  // by cell of the task: its first key and the one after its last
@@ -40,21 +40,26 @@ template <class C> ColumnDesk<C> lay_out_columns(const Problem& p, const Questio
     return desk;
 }
 
-// Everything that a strip needs beside its queries: m is the log-sum-exp here, in units of log 2, and ∞ for lanes
-// without a row, whose weights are 0 then.
+// Everything that a strip needs beside its queries: m is the largest logit and l the logarithm of the sum here, in
+// units of log 2. Lanes without a row have m = ∞, so that their weights are 0.
 template <class C>
 void prepare(const Problem& p, const Questions& a, const Task& t, const ColumnDesk<C>& desk, int64_t i) {
     const Strip<C>& x = desk.party.strips[i];
     desk.strange[i] = false;
+    const int64_t all = p.B * p.Hq * p.N;
     for (int r = 0; r < x.lanes(); ++r) {
         if (r >= x.row_count) {
-            x.m[r] = kInf<C>;
+            x.m[r] = kInf<C>, x.l[r] = 0;
             continue;
         }
         const Row& row = x.rows[r];
-        const C lse = reinterpret_cast<const C*>(p.lse)[(t.batch * p.Hq + row.head) * p.N + row.query];
-        desk.strange[i] |= lse != lse;
-        x.m[r] = lse == -kInf<C> ? C(0) : lse * kLog2e<C>;  // nothing allowed: 2^(−∞ − 0) = 0
+        const C* found = reinterpret_cast<const C*>(p.lse) + (t.batch * p.Hq + row.head) * p.N + row.query;
+        x.m[r] = found[all];  // 0 where nothing is allowed: 2^(−∞ − 0) = 0
+        x.l[r] = found[2 * all];
+        if (!(x.l[r] - x.l[r] == C(0))) {
+            desk.strange[i] = true;
+            if (x.reach) x.reach[r].norm = kInf<C>;  // what is not finite reaches all keys
+        }
         if (!a.pool) continue;
         const Cells rows{p.N, a.pool_rows};
         desk.up[i * kMaxLanes<C> + r] = int32_t(rows.first(row.query));
@@ -67,17 +72,17 @@ void prepare(const Problem& p, const Questions& a, const Task& t, const ColumnDe
     desk.finite[i] = all_finite<C>({reinterpret_cast<const char*>(u), kType<C>, pitch}, x.row_count, a.width);
 }
 
-// s = 2^(s − m), whose sums over the lanes are added to `received` unless that is null.
+// s = 2^((s − m) − l), whose sums over the lanes are added to `received` unless that is null.
 template <class C, int NV> void weights(const Strip<C>& x, const Block<C>& b, C* received) {
     constexpr int W = kWidth<C>;
-    Vec<C> m[NV];
-    for (int v = 0; v < NV; ++v) m[v] = load(x.m + v * W);
+    Vec<C> m[NV], l[NV];
+    for (int v = 0; v < NV; ++v) m[v] = load(x.m + v * W), l[v] = load(x.l + v * W);
     for (int64_t j = 0; j < b.n; ++j) {
         Vec<C> total{};
 #pragma GCC unroll 3
         for (int v = 0; v < NV; ++v) {
             C* s = b.s + (j * NV + v) * W;
-            const Vec<C> weight = exp2(load(s) - m[v]);
+            const Vec<C> weight = exp2(load(s) - m[v] - l[v]);
             store(s, weight);
             total += weight;
         }

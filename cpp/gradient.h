@@ -115,7 +115,8 @@ template <class C, int NV> void weigh(const Visitor<C>& x, const Block<C>& b, C*
 #pragma GCC unroll 3
         for (int v = 0; v < NV; ++v) {
             const int64_t i = j * lanes + v * W;
-            const Vec<C> weight = exp2(load(b.s + i) - load(x.lse + v * W));
+            // No weight is above 1; a log-sum-exp that is large is too coarse to say so itself.
+            const Vec<C> z = load(b.s + i) - load(x.lse + v * W), weight = exp2(z > C(0) ? Vec<C>{} : z);
             store(b.s + i, weight);
             if (!drops) store(dx + i, weight == C(0) ? Vec<C>{} : weight * (load(dx + i) - load(x.delta + v * W)));
         }

@@ -39,7 +39,8 @@ using GradientsTuple = std::tuple<
     std::optional<Dense>, Address, Address, Address, Address>;  // bias, offsets, slopes, heat, delta
 
 using QuestionsTuple = std::tuple<
-    bool, Address, Address, Address, std::optional<Keys>, std::optional<Dense>,  // known; entropy, distance, mass, its mask
+    bool, bool, Address, Address, Address,                                       // known, finite; entropy, distance, mass
+    std::optional<Keys>, std::optional<Dense>,                                   // the mask of mass
     Address, Address, int64_t,                                                   // top: values, keys, how many
     Address, Address, int64_t,                                                   // received, diagonals, radius
     int, Address, Strides, Address, Strides, int64_t,                            // type of u, u, sent, width
@@ -80,9 +81,9 @@ Gradients gradients(const GradientsTuple& t, bool wide) {
 }
 
 Questions questions(const QuestionsTuple& t, bool wide) {
-    const auto& [known, entropy, distance, mass, mass_spans, mass_mask, top_values, top_keys, top, received, diagonals,
+    const auto& [known, finite, entropy, distance, mass, mass_spans, mass_mask, top_values, top_keys, top, received, diagonals,
                  radius, u_type, u, u_strides, sent, sent_strides, width, pool, pool_rows, pool_cols, largest, products] = t;
-    return {known, address(entropy), address(distance), address(mass), spans(mass_spans), grid(mass_mask),
+    return {known, finite, address(entropy), address(distance), address(mass), spans(mass_spans), grid(mass_mask),
             address(top_values), reinterpret_cast<int64_t*>(top_keys), top, address(received), address(diagonals), radius,
             rows(u, u_type, u_strides), rows(sent, int(wide ? Type::f64 : Type::f32), sent_strides), width,
             address(pool), pool_rows, pool_cols, largest, address(products)};
@@ -130,7 +131,8 @@ NB_MODULE(_native, m) {
         },
         nb::arg("problem"), nb::arg("questions"), nb::arg("threads"),
         "Answers questions about the weights of a problem, whose values are of width 0.\n\n"
-        "They are (whether `lse` is known, entropy, distance, mass, its spans and mask; top values, keys and how many;\n"
+        "They are (whether `lse` is known, whether u is finite; entropy, distance, mass, its spans and mask; top values,\n"
+        "keys and how many;\n"
         "received, diagonals, radius; type of u, u and strides, Aᵀu and strides, width; pool, rows, cols, whether the\n"
         "largest; products), all but u and the keys in the compute type and zero at first.");
 

@@ -67,10 +67,13 @@ struct Gradients {
     char* delta;    // (B, Hq, N): Σ over the keys of P · dP, minus dlse
 };
 
-// What is asked of the weights, whose `lse` is known or found on the way; null where it is not asked. What is
-// written is in the compute type, that of the columns zero at first.
+// What is asked of the weights; null where it is not asked. What is written is in the compute type, that of the
+// columns zero at first. The `lse` of the problem is (3, B, Hq, N) here: the log-sum-exp of every row, and apart, in
+// units of log 2, its largest logit and the logarithm of what its weights add up to beside that one; together they
+// would lose their digits where logits are large.
 struct Questions {
-    bool known;  // the log-sum-exp is given
+    bool known;   // the log-sum-exp is given
+    bool finite;  // all of u
     // By row.
     char *entropy, *distance, *mass;  // (B, Hq, N)
     Spans mass_spans;                 // the keys whose weights make the mass: in the spans, and where the mask is true

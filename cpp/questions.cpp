@@ -128,7 +128,8 @@ void ask(const Problem& problem, const Questions& a, int threads) {
     Problem unreached = p;  // for questions in which weights that vanish have a part, or a place
     unreached.reach = nullptr;
     if (a.of_rows()) ask_rows(a.top ? unreached : p, a, k, threads);
-    if (a.of_columns()) ask_columns(a.products ? unreached : p, a, k, threads);
+    const bool everywhere = a.products || (a.sent.data && !a.finite);
+    if (a.of_columns()) ask_columns(everywhere ? unreached : p, a, k, threads);
 }
 
 }  // namespace limelight

@@ -114,9 +114,9 @@ def test_figures() -> None:
 
 def test_errors() -> None:
     A = ll.weights(torch.randn(1, 3, 5, 8), torch.randn(1, 3, 7, 8))
-    with pytest.raises(ValueError, match="show: 4 tokens for 5 queries"):
+    with pytest.raises(ValueError, match=r"show: 4 names for 5 queries \(tokens=…\)"):
         A.show(list("abcd"))
-    with pytest.raises(ValueError, match="show: 5 keys for 7 keys"):
+    with pytest.raises(ValueError, match=r"show: 5 names for 7 keys \(keys=…\)"):
         A.show(keys=list("abcde"))
     with pytest.raises(ValueError, match="show: head = 3 must be from -3 to 2"):
         A.show(head=3)

@@ -285,6 +285,8 @@ def test_exact_entropies() -> None:
 def test_ties_go_to_the_lower_key() -> None:
     A = ll.weights(torch.zeros(1, 2, 8), torch.zeros(1, 5, 8), mask=ll.Padding(3))
     assert A.top(5).indices.tolist() == [[[0, 1, 2, 3, 4]] * 2]
+    many = ll.weights(torch.zeros(1, 30, 8), torch.zeros(1, 5000, 8))
+    assert many.top(3).indices.tolist() == [[[0, 1, 2]] * 30]
     torch.testing.assert_close(A.top(4).values, torch.tensor([[[1 / 3, 1 / 3, 1 / 3, 0.0]] * 2]))
 
 
@@ -315,12 +317,84 @@ def test_one_can_train_against_the_answers() -> None:
     assert all(g.isfinite().all() for g in torch.autograd.grad(one_hot, (q, k)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("low", [-1e5, -1e9, -1e20, "lowest", 1e9])
+def test_rows_of_large_logits(low: Any, dtype: torch.dtype) -> None:
+    """A row whose keys are all made hardly possible, or all likely, in the same way, is uniform."""
+    q, k, bias = (
+        torch.zeros(1, 1, 4, 8, dtype=dtype),
+        torch.zeros(1, 1, 4, 8, dtype=dtype),
+        torch.zeros(4, 4, dtype=dtype),
+    )
+    bias[1] = torch.finfo(dtype).min if low == "lowest" else low
+    A = ll.weights(q, k, bias=ll.DenseBias(bias))
+    uniform = torch.full((4, 4), 0.25, dtype=dtype)
+    torch.testing.assert_close(A.received()[0, 0], torch.ones(4, dtype=dtype))
+    torch.testing.assert_close(A.pool(4, 4, "max")[0, 0], uniform)
+    torch.testing.assert_close(A[0, 0], uniform)
+    torch.testing.assert_close((A.T @ torch.ones(1, 1, 4, 1, dtype=dtype))[0, 0, :, 0], torch.ones(4, dtype=dtype))
+    sunk = ll.weights(q, k, bias=ll.DenseBias(bias), sink=0.0).entropy()[0, 0]
+    assert sunk.isfinite().all()
+
+
+def test_what_is_no_number_is_sent_as_far_as_it_goes() -> None:
+    """A slope makes far weights vanish, and 0 · ∞ is no number."""
+    q, k, u = torch.randn(1, 1, 512, 8), torch.randn(1, 1, 512, 8), torch.randn(1, 1, 512, 2)
+    u[0, 0, 0] = torch.inf
+    bias = ll.ALiBi(torch.ones(1))
+    got = ll.weights(q, k, bias=bias).T @ u
+    want = ll.weights(q, k, bias=ll.DenseBias(bias.dense(512))).T @ u
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.isinf(), want.isinf())
+
+
+def test_what_is_known_is_known_of_the_tensors_as_they_are() -> None:
+    q, k = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
+    A = ll.weights(q, k)
+    A.logsumexp().zero_()
+    torch.testing.assert_close(A[0, 0].sum(-1), torch.ones(6))
+    k.normal_()
+    torch.testing.assert_close(A[0, 0], A.dense()[0, 0])
+    torch.testing.assert_close(A.received(), A.dense().sum(2))
+    with torch.inference_mode():
+        A.entropy()
+    learned = torch.ones(1, 2, 6, requires_grad=True)
+    (A.logsumexp() * learned).sum().backward()
+    p = q.clone().requires_grad_()
+    B = ll.weights(p, k)
+    repr(B)
+    (given_,) = torch.autograd.grad(B[0, 0, 3, 1], p)
+    (want,) = torch.autograd.grad(B.dense()[0, 0, 3, 1], p)
+    torch.testing.assert_close(given_, want)
+
+
+def test_gradients_of_every_question() -> None:
+    """Of the answers of the kernels, once and twice."""
+    q, k, table, u = (
+        torch.rand(s, dtype=torch.float64, requires_grad=True)
+        for s in ((1, 4, 5, 3), (1, 2, 7, 3), (4, 5), (1, 4, 5, 2))
+    )
+
+    def f(q: Tensor, k: Tensor, table: Tensor, u: Tensor) -> tuple[Tensor, ...]:
+        A = ll.weights(q, k, mask=ll.Causal(), bias=ll.Relative(table))
+        a = A.observe(
+            entropy=True, received=True, mass=ll.First(2), distance=True, profile=3, pool=(2, 3), similarity=True
+        )
+        found = a.entropy, a.received, a.mass, a.distance, a.profile, a.pool, a.similarity, A.top(2).values, A.T @ u
+        return tuple(x for x in found if x is not None)
+
+    assert torch.autograd.gradcheck(f, (q, k, table, u))
+    assert torch.autograd.gradgradcheck(lambda q, k: ll.weights(q, k).entropy(), (q, k))
+
+
 def test_errors() -> None:
     A = ll.weights(torch.randn(2, 3, 4, 8), torch.randn(2, 3, 5, 8))
     with pytest.raises(ValueError, match="top: k = 6 must be from 1 to 5"):
         A.top(6)
-    with pytest.raises(TypeError, match="mass: give a mask such as First"):
+    with pytest.raises(TypeError, match=r"mass: give a mask such as First\(1\), wrap the tensor as Dense\(tensor\)"):
         A.mass(torch.ones(5))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"u is torch.int64; it must be floats"):
+        A.T @ torch.ones(2, 3, 4, 1).long()
     with pytest.raises(ValueError, match="speaks of 4 batch elements and q has 2"):
         A.mass(ll.Padding([1, 2, 3, 4]))
     with pytest.raises(ValueError, match="pool: rows = 0 must be at least 1"):
@@ -368,5 +442,5 @@ def test_what_rollout_refuses() -> None:
         ll.rollout([])
     with pytest.raises(ValueError, match=r"residual = 1\.5 must be from 0 to 1"):
         ll.rollout([A], residual=1.5)
-    with pytest.raises(ValueError, match="token = 7 must be from 0 to 6"):
+    with pytest.raises(ValueError, match="token = 7 must be from -7 to 6"):
         ll.rollout([A], [7])

@@ -103,7 +103,6 @@ class KVCache:
     Args:
         capacity: how many tokens there is room for; without it the buffers grow, doubling, so that a token is copied
             a constant number of times.
-        lengths: how many tokens of a first, left-padded batch are real, ``(B,)``; all unless given.
 
     >>> import torch
     >>> cache = KVCache()
@@ -114,11 +113,16 @@ class KVCache:
 
     """
 
-    def __init__(self, capacity: int | None = None, *, lengths: Tensor | None = None) -> None:
+    def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity if capacity is None else check_count("KVCache", "capacity", capacity, 1)
         self.slots: list[Slot] = []
         self.missing: Tensor | None = None  # (B,): how many tokens of padding come first
-        self._lengths = lengths
+
+    def expect(self, lengths: Tensor | None) -> None:
+        """Says how many tokens of a first batch are real, ``(B,)``, where padding comes before them."""
+        if lengths is not None and self.count:
+            raise ValueError("a cache that holds tokens takes no batch of different lengths; begin with an empty one")
+        self.missing = None if lengths is None else int(lengths.max()) - lengths
 
     def __getitem__(self, layer: int) -> Slot:
         while len(self.slots) <= layer:
@@ -137,10 +141,8 @@ class KVCache:
         """Makes room for ``n`` new tokens in every layer; returns how many keys there will be."""
         return max((slot.begin(n) for slot in self.slots), default=n)
 
-    def first(self, n: int) -> int | Tensor:
-        """The position of the first of ``n`` new tokens, for each batch element where they differ."""
-        if self._lengths is not None and not self.count:
-            self.missing = n - self._lengths
+    def first(self) -> int | Tensor:
+        """The position of the next token, for each batch element where they differ."""
         return self.count if self.missing is None else self.count - self.missing
 
     def mask(self, n: int) -> Mask | None:
@@ -233,10 +235,9 @@ class WindowCache(KVCache):
     def _new_slot(self) -> Slot:
         return WindowSlot(self.window, self.sinks)
 
-    def first(self, n: int) -> int | Tensor:
-        if self._lengths is not None:
+    def expect(self, lengths: Tensor | None) -> None:
+        if lengths is not None:
             raise ValueError("WindowCache: sequences of different lengths need a KVCache")
-        return super().first(n)
 
     def mask(self, n: int) -> Mask | None:
         return Window(self.window - 1, 0) | First(self.sinks)
@@ -304,7 +305,6 @@ class HeavyHitterCache(KVCache):
     def _new_slot(self) -> Slot:
         return HeavyHitterSlot(self.size, self.recent)
 
-    def first(self, n: int) -> int | Tensor:
-        if self._lengths is not None:
+    def expect(self, lengths: Tensor | None) -> None:
+        if lengths is not None:
             raise ValueError("HeavyHitterCache: sequences of different lengths need a KVCache")
-        return super().first(n)

@@ -41,9 +41,10 @@ def rollout(layers: Sequence[Weights], tokens: Sequence[int] | None = None, *, r
                 f"rollout: layer {n} is {A.shape}, and all must be {(*lead, 'heads', N, N)}: self-attention over the "
                 "same positions"
             )
-    chosen = [check_count("rollout", "token", t, 0, N - 1) for t in (range(N) if tokens is None else tokens)]
-    some = layers[0]
-    u = torch.eye(N, dtype=some._answer_dtype, device=some._device)[:, chosen].expand(*lead, N, len(chosen))
+    chosen = [check_count("rollout", "token", t, -N, N - 1) % N for t in (range(N) if tokens is None else tokens)]
+    u = torch.zeros(N, len(chosen), dtype=layers[0].dtype, device=layers[0].device)
+    u[chosen, range(len(chosen))] = 1.0
+    u = u.expand(*lead, N, len(chosen))
     for A in reversed(layers):
         heads = A.shape[-3]
         sent = (A.T @ u.unsqueeze(-3).expand(*lead, heads, N, len(chosen))).mean(-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,11 +22,21 @@ def places(index: Any, shape: Sequence[int]) -> tuple[list[list[int]], list[int]
         if isinstance(x, slice):
             at_axis = list(range(*x.indices(n)))
             result.append(len(at_axis))
-        elif isinstance(x, int) and not isinstance(x, bool):
+        elif (x := _whole(x)) is not None:
             if not -n <= x < n:
                 raise IndexError(f"A[…]: index {x} is out of range for axis {axis} of {tuple(shape)}")
             at_axis = [x % n]
         else:
-            raise TypeError(f"A[…]: integers, slices and '...' are indices, not {type(x).__name__}")
+            raise TypeError(f"A[…]: integers, slices and '...' are indices, not {type(parts[axis]).__name__}")
         chosen.append(at_axis)
     return chosen, result
+
+
+def _whole(x: Any) -> int | None:
+    """Any kind of integer, such as NumPy's or a tensor with one."""
+    if isinstance(x, bool):
+        return None
+    try:
+        return operator.index(x)
+    except TypeError:
+        return None

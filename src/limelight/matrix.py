@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from limelight.backends import choose, native, run
+from limelight.backends import choose, native, ops, portable, run
 from limelight.indexing import places
 from limelight.masks import Mask
 from limelight.pictures import Picture, names_of, room, show, side_by_side
-from limelight.problem import Problem, batched, check_count, check_lead
+from limelight.problem import DTYPES, Problem, batched, check_count, check_lead
 from limelight.questions import (
     Block,
     Distance,
@@ -34,6 +33,8 @@ from limelight.reference import cooled, grouped, steps, to_masked
 from limelight.transforms import stands_for_others, transformed
 
 _WEIGHTS = 2**22  # how many may exist at a time
+_REDUCE = ("mean", "max")
+_COARSE = 2.0**10  # from here on a log-sum-exp of float32 has too few digits to make weights from it
 
 
 class Weights:
@@ -61,7 +62,7 @@ class Weights:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._lse: Tensor | None = None
+        self._lse: tuple[Tensor, list[int]] | None = None
 
     @staticmethod
     def from_dense(matrix: Tensor) -> Weights:
@@ -79,6 +80,21 @@ class Weights:
         return self._problem.shape
 
     @property
+    def ndim(self) -> int:
+        """How many axes it has."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights and of what is asked of them: sums of half precision are made, and kept, in float32."""
+        return self._answer_dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the answers are."""
+        return self._device
+
+    @property
     def T(self) -> Transposed:
         """``Aᵀ``, for products with what is sent back from queries to keys."""
         return Transposed(self)
@@ -91,7 +107,7 @@ class Weights:
 
     def logsumexp(self) -> Tensor:
         """``log Σ exp(logits / temperature)`` of each row, ``(…, heads, queries)``; −∞ where nothing is allowed."""
-        return self._led(self._normalisers())
+        return self._led(self._normalisers().clone())
 
     def dense(self) -> Tensor:
         """All of it, ``(…, heads, queries, keys)``, where it is small enough to be held."""
@@ -122,7 +138,10 @@ class Weights:
         return self._one(Received())
 
     def top(self, k: int) -> Top:
-        """Each query's ``k`` strongest keys, ties by the lower one: ``values`` and ``indices``, ``(…, queries, k)``."""
+        """Each query's ``k`` strongest keys, ties by the lower: ``values`` and ``indices``, ``(…, heads, queries, k)``.
+
+        A query that may attend to fewer keys has others after them, with a weight of 0.
+        """
         (top,) = self._ask([self._strongest(k)])
         assert isinstance(top, Top)
         return top
@@ -231,12 +250,16 @@ class Weights:
 
         """
         H, N, M = self.shape[-3:]
+        if reduce not in _REDUCE:
+            raise ValueError(f"show: reduce = {reduce!r}; there are 'mean' and 'max'")
         heads = range(H) if head is None else [_at("head", head, H)]
         tokens = _labels("tokens", "queries", tokens, N)
         keys = _labels("keys", "keys", keys, M) if keys is not None else tokens if N == M else None
         rows, cols = (min(n, most) for n, most in zip((N, M), room(on), strict=True))
         with torch.no_grad():
-            lead = batch if isinstance(batch, tuple) else (batch,) * (len(self.shape) > 3)
+            lead = batch if isinstance(batch, tuple) else (batch,) * len(self.shape[:-3])
+            if len(lead) != len(self.shape) - 3 or 0 in self.shape:
+                raise ValueError(f"show: batch = {batch!r} does not choose one matrix with heads of {self.shape}")
             chosen = self._picture((*lead, slice(None) if head is None else head), (rows, cols), reduce)
         names = names_of(tokens, N, rows), names_of(keys, M, cols)
         pictures = [Picture(f"head {h}", x, *names) for h, x in zip(heads, chosen.reshape(-1, rows, cols), strict=True)]
@@ -244,7 +267,8 @@ class Weights:
 
     def _picture(self, at: tuple[Any, ...], shape: tuple[int, int], reduce: str) -> Tensor:
         """Some heads as they are, or pooled where they are too large to be held or shown."""
-        if math.prod(self.shape[-2:]) > _WEIGHTS:
+        heads = 1 if isinstance(at[-1], int) else self.shape[-3]
+        if heads * math.prod(self.shape[-2:]) > _WEIGHTS:
             return self.pool(*shape, reduce)[at].cpu()
         part = self[at]
         if shape == self.shape[-2:]:
@@ -280,7 +304,8 @@ class Weights:
         if p.sink is not None:
             parts.append("sink")
         if not isinstance(p.temperature, float) or p.temperature != 1.0:
-            parts.append(f"temperature={float(p.temperature):g}")
+            cold = p.temperature.detach() if isinstance(p.temperature, Tensor) else p.temperature
+            parts.append(f"temperature={float(cold):g}")
         return f"Weights({', '.join(parts)})"
 
     @property
@@ -292,10 +317,6 @@ class Weights:
     def _device(self) -> torch.device:
         return self._problem.q.device
 
-    @property
-    def _learns(self) -> bool:
-        return self._problem.requires_grad
-
     def _led(self, x: Tensor) -> Tensor:
         """``(B, …)`` with the batch axes that the tensors came with."""
         lead = self.shape[:-3]
@@ -303,13 +324,14 @@ class Weights:
 
     def _normalisers(self) -> Tensor:
         """The log-sum-exp of each row, kept unless a gradient belongs to it."""
-        if self._lse is not None:
-            return self._lse
         p = self._problem
+        if not (torch.is_grad_enabled() and p.requires_grad) and self._native():
+            self._answers([])
+            known = self._known()
+            assert known is not None
+            return known[0]
         _, lse = run(p, p.k[..., :0], lse=True)
         assert lse is not None
-        if not lse.requires_grad and not transformed():
-            self._lse = lse
         return lse
 
     def _crop(self, batch: Tensor, heads: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
@@ -321,15 +343,11 @@ class Weights:
 
         q = pick(p.q)[:, :, rows].to(p.compute_dtype)
         k = p.k[batch[:, None], heads // (H // Hkv)][:, :, cols].to(p.compute_dtype)
-        masked = to_masked(p, q, k, rows, cols, pick)[4]
         lse = pick(self._normalisers())[:, :, rows, None]
+        if not transformed() and bool((lse.isfinite() & (lse.abs() > _COARSE)).any()):
+            return pick(steps(p, None).weights)[:, :, rows][..., cols]
+        masked = to_masked(p, q, k, rows, cols, pick)[4]
         return torch.exp(cooled(masked, p.temperature) - torch.where(lse == -torch.inf, 0.0, lse))
-
-    def _block(self, rows: slice) -> Block:
-        p = self._problem
-        _, _, N, M = self._sizes
-        i, j = torch.arange(N, device=self._device)[rows], torch.arange(M, device=self._device)
-        return Block(steps(p, None, rows).weights, i, j, N, M)
 
     def _one(self, question: Question) -> Tensor:
         (answer,) = self._ask([question])
@@ -347,28 +365,36 @@ class Weights:
     def _answers(self, questions: list[Question]) -> list[Any]:
         p = self._problem
         u = next((x.u for x in questions if isinstance(x, Sent)), p.q)
-        learns = torch.is_grad_enabled() and (self._learns or u.requires_grad)
-        if learns or transformed() or stands_for_others(p.q, p.k, u) or 0 in self._sizes or choose(p).name != "native":
-            return self._from_blocks(questions)
-        answers, lse = native.ask(p.q, p.k, p.lower(), p.sizes, questions, self._lse)
-        self._lse = lse
+        learns = torch.is_grad_enabled() and (p.requires_grad or u.requires_grad)
+        if not self._native() or stands_for_others(u):
+            return portable.ask(p, questions, learns)
+        known = self._known()
+        if known is not None and not questions:
+            return []
+        if learns:
+            answers, lse = ops.ask(p, questions, known)
+        else:
+            answers, lse = native.ask(p.q, p.k, p.lower(), p.sizes, questions, known)
+        self._keep(lse)
         return answers
 
-    def _from_blocks(self, questions: list[Question]) -> list[Any]:
-        """The answers in plain torch, from blocks of rows."""
-        B, H, N, M = self._sizes
-        step = max(1, min(N, _WEIGHTS // max(1, B * H * M)))
+    def _native(self) -> bool:
+        """Whether the kernels can be asked."""
+        p = self._problem
+        return not (transformed() or stands_for_others(p.q, p.k) or 0 in self._sizes) and choose(p).name == "native"
 
-        def parts(rows: slice) -> tuple[Tensor, ...]:
-            block = self._block(rows)
-            return tuple(question.part(block) for question in questions)
+    def _versions(self) -> list[int]:
+        """Counts of the changes that the tensors have seen; those of inference mode are not counted."""
+        return [-1 if x.is_inference() else x._version for x in self._problem.tensors()]
 
-        again = torch.is_grad_enabled() and self._learns and not transformed()
-        found = []
-        for first in range(0, max(N, 1), step):
-            rows = slice(first, min(first + step, N))
-            found.append(checkpoint(parts, rows, use_reentrant=False) if again else parts(rows))
-        return [q.join(p) for q, p in zip(questions, zip(*found, strict=True), strict=True)]
+    def _keep(self, lse: Tensor) -> None:
+        self._lse = lse.detach(), self._versions()
+
+    def _known(self) -> Tensor | None:
+        """What normalises each row, ``(3, B, H, N)``, if it has been found for the tensors as they are."""
+        if self._lse is None or self._lse[1] != self._versions():
+            return None
+        return self._lse[0].clone() if self._lse[0].is_inference() else self._lse[0]
 
     def _strongest(self, k: int) -> Strongest:
         return Strongest(check_count("top", "k", k, 1, self.shape[-1]))
@@ -377,9 +403,10 @@ class Weights:
     def _answer_dtype(self) -> torch.dtype:
         return self._problem.compute_dtype
 
-    def _mass(self, mask: Mask) -> Mass:
+    def _mass(self, mask: Any) -> Mass:
         if not isinstance(mask, Mask):
-            raise TypeError(f"mass: give a mask such as First(1), not {type(mask).__name__}")
+            hint = "wrap the tensor as Dense(tensor)" if isinstance(mask, Tensor) else f"not {type(mask).__name__}"
+            raise TypeError(f"mass: give a mask such as First(1), {hint}")
         check_lead(mask, self._sizes)
         return Mass(mask)
 
@@ -401,6 +428,10 @@ class GivenWeights(Weights):
 
     def __matmul__(self, v: Tensor) -> Tensor:
         *lead, H, _, M = self.shape
+        if not isinstance(v, Tensor) or v.dtype not in DTYPES:
+            raise TypeError(
+                f"v must be a tensor of floats, not {v.dtype if isinstance(v, Tensor) else type(v).__name__}"
+            )
         if v.ndim != self._matrix.ndim or list(v.shape[:-3]) != lead or v.shape[-2] != M or H % max(v.shape[-3], 1):
             raise ValueError(
                 f"v {tuple(v.shape)} does not fit weights {self.shape}: it must be {(*lead, H, M)} and a width"
@@ -430,10 +461,6 @@ class GivenWeights(Weights):
         return self._matrix.device
 
     @property
-    def _learns(self) -> bool:
-        return False  # its blocks are views: there is nothing to compute again
-
-    @property
     def _answer_dtype(self) -> torch.dtype:
         return torch.promote_types(self._matrix.dtype, torch.float32)
 
@@ -441,7 +468,7 @@ class GivenWeights(Weights):
         return torch.log(batched(self._matrix).to(self._answer_dtype).sum(-1))
 
     def _answers(self, questions: list[Question]) -> list[Any]:
-        return self._from_blocks(questions)
+        return portable.ask_blocks(self._block, self._sizes, questions, again=False)  # its blocks are views
 
     def _block(self, rows: slice) -> Block:
         _, _, N, M = self._sizes
@@ -466,6 +493,8 @@ class Transposed:
     def __matmul__(self, u: Tensor) -> Tensor:
         """``Aᵀ u``: what is sent back from queries to keys, ``(…, heads, keys, width)``."""
         *lead, N, _ = self.T.shape
+        if isinstance(u, Tensor) and u.dtype not in DTYPES:
+            raise TypeError(f"u is {u.dtype}; it must be floats, such as u.float()")
         if not isinstance(u, Tensor) or list(u.shape[:-1]) != [*lead, N]:
             got = tuple(u.shape) if isinstance(u, Tensor) else type(u).__name__
             raise ValueError(f"u {got} does not fit Aᵀ {self.shape}: it must be {(*lead, N)} and a width")
@@ -480,7 +509,7 @@ def _pool(shape: Any, reduce: str) -> Pool:
         rows, cols = shape
     except (TypeError, ValueError):
         raise TypeError(f"pool: give (rows, cols), not {shape!r}") from None
-    if reduce not in ("mean", "max"):
+    if reduce not in _REDUCE:
         raise ValueError(f"pool: reduce = {reduce!r}; there are 'mean' and 'max'")
     return Pool(check_count("pool", "rows", rows, 1), check_count("pool", "cols", cols, 1), reduce)
 
@@ -491,6 +520,8 @@ def _at(name: str, index: Any, n: int) -> int:
 
 
 def _labels(name: str, axis: str, labels: Sequence[str] | None, n: int) -> Sequence[str] | None:
+    if labels is not None and (isinstance(labels, str) or not hasattr(labels, "__len__")):
+        raise TypeError(f"show: {name} must be a list of names, not {labels!r}")
     if labels is not None and len(labels) != n:
-        raise ValueError(f"show: {len(labels)} {name} for {n} {axis}")
+        raise ValueError(f"show: {len(labels)} names for {n} {axis} ({name}=…)")
     return labels

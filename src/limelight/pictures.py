@@ -95,6 +95,7 @@ def heatmap(picture: Picture) -> Text:
 
 def _short(name: str) -> str:
     name = name.replace("\n", "↵").replace("\t", "⇥") or "∅"
+    name = "".join(c if c.isprintable() else "�" for c in name)
     return name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
 
 
@@ -134,7 +135,9 @@ def draw(picture: Picture, axis: Axes) -> None:
         step = max(1, math.ceil(len(names) / (16 if large else 48)))
         ticks = range(0, len(names), step)
         rotation = 90 if which == "x" and max(map(len, names), default=0) > 2 else 0
-        getattr(axis, f"set_{which}ticks")(ticks, [_short(names[i]) for i in ticks], fontsize=7, rotation=rotation)
+        getattr(axis, f"set_{which}ticks")(
+            ticks, [_short(names[i]).replace("$", r"\$") for i in ticks], fontsize=7, rotation=rotation
+        )
     axis.set_xlabel("keys", fontsize=8)
     axis.set_ylabel("queries", fontsize=8)
 

@@ -50,7 +50,7 @@ def sinusoids(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
 
     >>> sinusoids(torch.tensor([0, 1]), 4).round(decimals=4)
     tensor([[0.0000, 1.0000, 0.0000, 1.0000],
-            [0.8415, 0.5403, 0.0100, 0.9999]])
+            [0.8415, 0.5403, 0.0100, 1.0000]])
     """
     return torch.stack(_waves(positions, width, base), -1).flatten(-2)[..., :width]
 

@@ -136,15 +136,15 @@ class Problem:
             spans, allowed, slopes, offsets, dense, self.sink, self.temperature, self.scale, softcap, dropout, seed
         )
 
+    def tensors(self) -> list[Tensor]:
+        """What the matrix is made of, and a gradient may flow to."""
+        found = [x for x in (self.q, self.k, self.sink, self.temperature) if isinstance(x, Tensor)]
+        return found if self.bias is None else found + self.bias.tensors()
+
     @property
     def requires_grad(self) -> bool:
-        """Whether a gradient may flow to anything that the matrix is made of."""
-        if self.q.requires_grad or self.k.requires_grad:
-            return True
-        extra = [x for x in (self.sink, self.temperature) if isinstance(x, Tensor)]
-        if self.bias is not None:
-            extra += self.bias.tensors()
-        return any(x.requires_grad for x in extra)
+        """Whether a gradient may flow to any of them."""
+        return self.q.requires_grad or self.k.requires_grad or any(x.requires_grad for x in self.tensors())
 
     def check_values(self, v: Tensor) -> Tensor:
         """``v`` as a four-dimensional tensor that fits, or an error."""

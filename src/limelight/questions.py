@@ -52,8 +52,8 @@ class Entropy(Question):
     """``-Σ a log a`` of each row, in nats."""
 
     def part(self, b: Block) -> Tensor:
-        some = b.weights > 0
-        return torch.where(some, -b.weights * torch.log(torch.where(some, b.weights, 1.0)), 0.0).sum(-1)
+        none = b.weights == 0
+        return torch.where(none, 0.0, -b.weights * torch.log(torch.where(none, 1.0, b.weights))).sum(-1)
 
 
 class Received(Question):

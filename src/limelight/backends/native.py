@@ -128,9 +128,10 @@ def _problem(
 def ask(
     q: Tensor, k: Tensor, t: Terms, sizes: tuple[int, ...], questions: Sequence[Question], lse: Tensor | None
 ) -> tuple[list[Any], Tensor]:
-    """The answers, and the log-sum-exp of each row, which is found on the way unless it is given.
+    """The answers, and what normalises each row, ``(3, B, Hq, N)``, which is found on the way unless it is given.
 
-    At most one question of a kind, and no size is 0.
+    The first of the three is the log-sum-exp; the others are what the kernels make the weights from. At most one
+    question of a kind, and no size is 0.
     """
     q, k = readable("q", q), readable("k", k)
     B, H, _, N, M, _ = sizes
@@ -173,7 +174,7 @@ def ask(
         return _address(answers.get(kind))
 
     known = lse is not None
-    lse = torch.empty((B, H, N), dtype=number) if lse is None else lse.contiguous()
+    lse = torch.empty((3, B, H, N), dtype=number) if lse is None else lse.contiguous()
     held = _Held(t, q, sizes)
     mass_spans, mass_keys = _keys(mass_spans, q, sizes)
     mass_mask = None if mass_mask is None else mass_mask.to(q.device)
@@ -182,7 +183,8 @@ def ask(
     _native.ask(
         _problem(sizes, q, k, k[..., :0], q[..., :0], lse, held),
         (
-            *(known, at(Entropy), at(Distance), at(Mass)),
+            *(known, u is None or bool(u.isfinite().all())),
+            *(at(Entropy), at(Distance), at(Mass)),
             *(mass_keys, None if mass_mask is None else _grid(mass_mask, (B, H, N, M))),
             *(0 if top is None else top.values.data_ptr(), 0 if top is None else top.indices.data_ptr(), strongest),
             *(at(Received), at(Profile), radius),

@@ -6,13 +6,15 @@ gradient that is itself to be differentiated is computed by the portable backend
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from limelight.backends import native, portable
-from limelight.problem import Terms, compute_dtype, raised
+from limelight.problem import Problem, Terms, compute_dtype, raised
+from limelight.questions import Question, Sent, Strongest, Top
 from limelight.transforms import stands_for_others, transformed
 
 _TERMS = (
@@ -162,6 +164,56 @@ class _Attention(torch.autograd.Function):
         return result
 
     backward = staticmethod(_differentiate)
+
+
+class _Ask(torch.autograd.Function):
+    """Questions answered by the kernels, with the derivative of the portable backend."""
+
+    @staticmethod
+    def forward(ctx: Any, questions: Any, lse: Tensor | None, u: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
+        """The answers one after the other, and the log-sum-exp, which nothing is learned from here."""
+        q, k, *terms = inputs
+        (B, Hq, N, D), (_, Hkv, M, _) = q.shape, k.shape
+        answers, lse = native.ask(q, k, Terms(*terms), (B, Hq, Hkv, N, M, D), questions, lse)
+        ctx.questions = questions
+        ctx.set_materialize_grads(False)
+        _save(ctx, (u, *inputs))
+        flat = _flat(answers)
+        ctx.mark_non_differentiable(lse, *(x for x in flat if not x.is_floating_point()))
+        return *flat, lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        """Asks again, block by block, in plain torch."""
+        inputs, _ = _saved(ctx)
+        wanted = ctx.needs_input_grad[2:]
+        twice = torch.is_grad_enabled()
+        if not twice:
+            inputs = [x.detach().requires_grad_() if w else x for x, w in zip(inputs, wanted, strict=True)]
+        u, q, k, *terms = inputs
+        questions = [Sent(u) if isinstance(x, Sent) else x for x in ctx.questions]
+        with torch.enable_grad():
+            answers = _flat(portable.ask(raised(q, k, Terms(*terms)), questions, True))
+        given = [(a, g.to(a.dtype)) for a, g in zip(answers, grads, strict=False) if g is not None and a.requires_grad]
+        leaves = [x for x, w in zip(inputs, wanted, strict=True) if w]
+        found: list[Any] = [None] * len(leaves)
+        if given:
+            outs, cotangents = zip(*given, strict=True)
+            found = list(torch.autograd.grad(outs, leaves, cotangents, allow_unused=True, create_graph=twice))
+        return None, None, *(found.pop(0) if w else None for w in wanted)
+
+
+def _flat(answers: Sequence[Any]) -> list[Tensor]:
+    return [x for answer in answers for x in (answer if isinstance(answer, Top) else [answer])]
+
+
+def ask(p: Problem, questions: Sequence[Question], lse: Tensor | None) -> tuple[list[Any], Tensor]:
+    """The answers, differentiable, and the log-sum-exp of each row."""
+    u = next((x.u for x in questions if isinstance(x, Sent)), None)
+    apply: Any = _Ask.apply
+    *flat, lse = apply(questions, lse, u, p.q, p.k, *p.lower())
+    answers = [Top(flat.pop(0), flat.pop(0)) if isinstance(x, Strongest) else flat.pop(0) for x in questions]
+    return answers, lse
 
 
 class _FuncAttention(torch.autograd.Function):

@@ -7,16 +7,21 @@ computed again in the backward pass instead of being kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from limelight.dropout import factors
 from limelight.problem import Problem, Terms
+from limelight.questions import Block, Question
 from limelight.reference import steps
 from limelight.transforms import transformed
 
 _SCORES = 2**22  # how many scores may exist at a time
+_WEIGHTS = 2**20  # how many weights a question may see at a time, of which it makes several copies
 
 
 def forward(p: Problem, v: Tensor, t: Terms) -> tuple[Tensor, Tensor]:
@@ -46,6 +51,37 @@ def forward(p: Problem, v: Tensor, t: Terms) -> tuple[Tensor, Tensor]:
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
+def ask(p: Problem, questions: Sequence[Question], learns: bool) -> list[Any]:
+    """The answers to questions; where something learns from them, blocks are computed again in the backward pass."""
+    B, H, _, N, M, _ = p.sizes
+    spans = None if p.mask is None else p.mask.lower(N, M).spans
+
+    def block(rows: slice) -> Block:
+        cols = _seen(spans, rows, M)
+        i, j = torch.arange(N, device=p.q.device)[rows], torch.arange(M, device=p.q.device)[cols]
+        return Block(steps(p, None, rows, cols).weights, i, j, N, M)
+
+    return ask_blocks(block, (B, H, N, M), questions, learns and not transformed())
+
+
+def ask_blocks(
+    block: Callable[[slice], Block], sizes: tuple[int, int, int, int], questions: Sequence[Question], again: bool
+) -> list[Any]:
+    """The answers from blocks of rows of any matrix."""
+    B, H, N, M = sizes
+    step = max(1, min(N, _WEIGHTS // max(1, B * H * M)))
+
+    def parts(rows: slice) -> tuple[Tensor, ...]:
+        b = block(rows)
+        return tuple(question.part(b) for question in questions)
+
+    found = []
+    for first in range(0, max(N, 1), step):
+        rows = slice(first, min(first + step, N))
+        found.append(checkpoint(parts, rows, use_reentrant=False) if again else parts(rows))
+    return [q.join(p) for q, p in zip(questions, zip(*found, strict=True), strict=True)]
 
 
 def _seen(spans: Tensor | None, rows: slice, M: int) -> slice:

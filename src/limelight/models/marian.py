@@ -42,7 +42,10 @@ def build(config: Config) -> Seq2Seq:
     scale = math.sqrt(width) if config.get("scale_embedding", False) else 1.0
     embedding = Embedding(vocabulary, width, positions=Sinusoidal(halves=True), scale=scale, dropout=drop)
     head = TiedHead(embedding.table, bias=True)
-    return Seq2Seq(embedding, Encoder(blocks("encoder")), embedding, Decoder(blocks("decoder")), head)
+    model = Seq2Seq(embedding, Encoder(blocks("encoder")), embedding, Decoder(blocks("decoder")), head)
+    if config.get("pad_token_id") is not None:
+        model.never = (config["pad_token_id"],)  # it begins every target and is never learned as a next token
+    return model
 
 
 def links(config: Config) -> list[Link]:

@@ -129,10 +129,15 @@ class LanguageModel(nn.Module):
         mask: Mask | None = None,
         cache: KVCache | None = None,
         segments: Tensor | None = None,
+        first: int | Tensor = 0,
         last: bool = False,
     ) -> Tensor:
-        """``ids (B, N)``; with a cache, the new ones. ``last`` asks for the last token's logits only."""
-        first = 0 if cache is None else cache.first(ids.shape[1])
+        """``ids (B, N)``; with a cache, the new ones.
+
+        ``first`` is the position of the first of them, for each batch element where they differ (and before 0 there is
+        padding); a cache knows it itself. ``last`` asks for the last token's logits only.
+        """
+        first = first if cache is None else cache.first()
         x = self.embedding(ids, first, segments)
         if isinstance(self.stack, Decoder):
             x = self.stack(x, mask=mask, cache=cache, first=first)
@@ -157,6 +162,7 @@ class Seq2Seq(nn.Module):
         super().__init__()
         self.source, self.encoder = source, encoder
         self.target, self.decoder, self.head = target, decoder, head
+        self.never: tuple[int, ...] = ()  # tokens that are not to be generated
 
     def encode(self, ids: Tensor, *, mask: Mask | None = None) -> Tensor:
         """What the decoder attends to, ``(B, M, width)``."""
@@ -174,7 +180,7 @@ class Seq2Seq(nn.Module):
         last: bool = False,
     ) -> Tensor:
         """Logits for the target so far, or for its new tokens where there is a cache."""
-        first = 0 if cache is None else cache.first(ids.shape[1])
+        first = 0 if cache is None else cache.first()
         x = self.target(ids, first)
         x = self.decoder(x, context, mask=mask, context_mask=context_mask, cache=cache, first=first)
         return _logits(x, self.head, last)

@@ -1,0 +1,350 @@
+"""Generation: one token after another, from any model that gives logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from limelight.cache import KVCache
+from limelight.masks import Mask, Padding
+from limelight.nn import LanguageModel, Seq2Seq
+from limelight.problem import check_count
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the next token is chosen from its logits: the likeliest, or drawn where ``temperature`` is above 0.
+
+    ``top_k`` keeps the k likeliest, ``top_p`` the likeliest whose probabilities reach p; ``repetition_penalty`` divides
+    the logits of tokens that have occurred (or multiplies them where they are negative).
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature = {self.temperature} must be at least 0; 0 takes the likeliest token")
+        if self.top_k is not None:
+            check_count("generate", "top_k", self.top_k, 1)
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p = {self.top_p} must be above 0 and at most 1")
+        if not self.repetition_penalty > 0:
+            raise ValueError(f"repetition_penalty = {self.repetition_penalty} must be above 0")
+
+    def scores(self, logits: Tensor, seen: Tensor, real: Tensor | None) -> Tensor:
+        """Logits ``(B, V)`` after the penalty for tokens ``seen (B, n)``, of which only some may be ``real``."""
+        if self.repetition_penalty == 1.0:
+            return logits
+        occurred = torch.zeros_like(logits, dtype=torch.bool)
+        kept = torch.ones_like(seen, dtype=torch.bool) if real is None else real
+        for row, ids, keep in zip(occurred, seen, kept, strict=True):
+            row[ids[keep]] = True
+        p = self.repetition_penalty
+        return torch.where(occurred, torch.where(logits > 0, logits / p, logits * p), logits)
+
+    def next(self, scores: Tensor, generator: torch.Generator | None) -> Tensor:
+        """One token for each row, ``(B,)``."""
+        if self.temperature == 0.0:
+            return scores.argmax(-1)
+        return torch.multinomial(self.probabilities(scores), 1, generator=generator)[:, 0]
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """What is drawn from."""
+        scores = scores.float() / self.temperature
+        if self.top_k is not None and self.top_k < scores.shape[-1]:
+            scores = scores.masked_fill(scores < scores.topk(self.top_k).values[:, -1:], -torch.inf)
+        if self.top_p is not None:
+            ordered, index = torch.sort(scores, dim=-1, descending=True, stable=True)
+            share = ordered.softmax(-1)
+            beyond = share.cumsum(-1) - share >= self.top_p  # what comes before reaches it already
+            scores = scores.masked_fill(beyond.gather(-1, index.argsort(-1)), -torch.inf)
+        return scores.softmax(-1)
+
+
+class _Run:
+    """A model in the middle of generation: tokens in, logits of the next out."""
+
+    def __init__(self, model: nn.Module, ids: Tensor, mask: Mask | None, cache: KVCache | None, new: int) -> None:
+        self.model: Any = model
+        self.cache = cache
+        self.context: Tensor | None = None
+        self.lengths: Tensor | None = None  # of the prompts, where they differ
+        self.ids = ids
+        if isinstance(model, Seq2Seq):
+            self.context, self.context_mask = model.encode(ids, mask=mask), mask
+            self.ids = ids.new_full((len(ids), 1), _start(model))
+        elif isinstance(model, LanguageModel):
+            if mask is not None:
+                self.lengths = _lengths(mask, ids)
+                self.ids = _end_together(ids, self.lengths)
+        else:
+            raise TypeError(f"generate: {type(model).__name__} gives no logits of next tokens")
+        if cache is not None:
+            cache.expect(self.lengths)
+
+    def logits(self, ids: Tensor) -> Tensor:
+        """Of the token after the last of ``ids (B, n)``: all so far, or with a cache the new ones."""
+        if self.context is not None:
+            found: Tensor = self.model.decode(
+                ids, self.context, context_mask=self.context_mask, cache=self.cache, last=True
+            )
+        elif self.cache is not None or self.lengths is None:
+            found = self.model(ids, cache=self.cache, last=True)
+        else:  # without a cache, where prompts of different lengths end together
+            missing = int(self.lengths.max()) - self.lengths
+            found = self.model(ids, mask=Padding(ids.shape[1] - missing, left=True), first=-missing, last=True)
+        logits = found[:, -1].float()
+        for token in getattr(self.model, "never", ()):
+            logits[:, token] = -torch.inf
+        return logits
+
+    def reorder(self, index: Tensor) -> None:
+        """Keeps these sequences, in this order."""
+        if self.cache is not None:
+            self.cache.reorder(index)
+        if self.context is not None:
+            self.context = self.context[index]
+            if self.context_mask is not None:
+                self.context_mask = Padding(_lengths(self.context_mask, self.context)[index])
+        if self.lengths is not None:
+            self.lengths = self.lengths[index]
+
+
+def _start(model: nn.Module) -> int:
+    config: dict[str, Any] = getattr(model, "config", {})
+    for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"):
+        if config.get(name) is not None:
+            return int(config[name])
+    raise ValueError("generate: the model's config names no decoder_start_token_id to begin with")
+
+
+def _lengths(mask: Mask, ids: Tensor) -> Tensor:
+    if not isinstance(mask, Padding) or mask.left:
+        raise TypeError(f"generate: give the lengths of the prompts as Padding(lengths), not {mask!r}")
+    lengths = torch.as_tensor(mask.lengths).reshape(-1).to(ids.device).expand(len(ids))
+    if int(lengths.min()) < 1 or int(lengths.max()) > ids.shape[1]:
+        raise ValueError(f"generate: lengths {lengths.tolist()} must be from 1 to the {ids.shape[1]} tokens of ids")
+    return lengths
+
+
+def _end_together(ids: Tensor, lengths: Tensor) -> Tensor:
+    """Prompts that begin together, moved so that they end together."""
+    longest = int(lengths.max())
+    place = torch.arange(longest, device=ids.device) - (longest - lengths)[:, None]
+    return ids.gather(1, place.clamp(min=0))
+
+
+def _begin_together(ids: Tensor, missing: Tensor, fill: int) -> Tensor:
+    """And back."""
+    place = torch.arange(ids.shape[1], device=ids.device) + missing[:, None]
+    moved = ids.gather(1, place.clamp(max=ids.shape[1] - 1))
+    return moved.masked_fill(place >= ids.shape[1], fill)
+
+
+@torch.no_grad()
+def stream(
+    model: nn.Module,
+    ids: Tensor,
+    *,
+    max_new_tokens: int = 64,
+    mask: Mask | None = None,
+    stop: int | Sequence[int] | None = None,
+    cache: KVCache | bool = True,
+    seed: int | None = None,
+    **choice: Any,
+) -> Iterator[Tensor]:
+    """The new tokens ``(B,)``, one step after the other, as ``generate`` finds them; -1 where a sequence has ended."""
+    how = Choice(**choice)
+    stops = _stops(model, stop)
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    with _resting(model):
+        run = _Run(model, _checked(ids), mask, _cache(cache), max_new_tokens)
+        all_ids, new = run.ids, run.ids
+        real = None if run.lengths is None else _real(run.lengths, all_ids)
+        ended = torch.zeros(len(all_ids), dtype=torch.bool)
+        for _ in range(check_count("generate", "max_new_tokens", max_new_tokens, 0)):
+            logits = run.logits(new if run.cache is not None else all_ids)
+            token = how.next(how.scores(logits, all_ids, real), generator)
+            yield token.masked_fill(ended, -1)
+            ended = ended | torch.isin(token, stops)
+            if bool(ended.all()):
+                return
+            new = token[:, None]
+            all_ids = torch.cat([all_ids, new], 1)
+            if real is not None:
+                real = torch.cat([real, torch.ones_like(new, dtype=torch.bool)], 1)
+
+
+def generate(
+    model: nn.Module,
+    ids: Tensor,
+    *,
+    max_new_tokens: int = 64,
+    mask: Mask | None = None,
+    stop: int | Sequence[int] | None = None,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    beams: int = 1,
+    length_penalty: float = 1.0,
+    cache: KVCache | bool = True,
+    seed: int | None = None,
+) -> Tensor:
+    """``ids (B, N)`` with what was generated after them, ``(B, N + new)``; of an encoder-decoder, the target alone.
+
+    Args:
+        model: one that ``models.load`` returns, with a language-model head.
+        ids: the prompts, or the sources of an encoder-decoder.
+        max_new_tokens: at most so many.
+        mask: ``Padding(lengths)`` where the prompts have different lengths; what is generated follows each directly.
+        stop: tokens that end a sequence; those of the model's configuration unless given. What comes after is padding.
+        temperature: 0 takes the likeliest token; above 0 tokens are drawn, with ``top_k`` and ``top_p``.
+        top_k: draw from the k likeliest.
+        top_p: draw from the likeliest whose probabilities reach p.
+        repetition_penalty: above 1 makes tokens that have occurred less likely.
+        beams: keep so many hypotheses (beam search), of which the best is returned.
+        length_penalty: hypotheses are compared by log-probability / length ** length_penalty.
+        cache: ``True``, a cache of your own, or ``False`` to compute everything again at every step.
+        seed: of the draws; torch's own generator unless given.
+
+    """
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "mask": mask, "stop": stop, "cache": cache}
+    if check_count("generate", "beams", beams, 1) > 1:
+        if temperature:
+            raise ValueError("generate: beam search takes no temperature; give beams=1 to draw tokens")
+        how = Choice(repetition_penalty=repetition_penalty)
+        return _beam_search(model, ids, beams, length_penalty, how, **options)
+    how = Choice(temperature, top_k, top_p, repetition_penalty)
+    steps = list(stream(model, ids, seed=seed, **vars(how), **options))
+    fill = _fill(model, _stops(model, stop))
+    begin = ids.new_full((len(ids), 1), _start(model)) if isinstance(model, Seq2Seq) else ids
+    new = torch.stack(steps, 1) if steps else ids.new_zeros(len(ids), 0)
+    new = new.masked_fill(new < 0, fill)
+    if mask is None or isinstance(model, Seq2Seq):
+        return torch.cat([begin, new], 1)
+    lengths = _lengths(mask, ids)
+    missing = int(lengths.max()) - lengths
+    return _begin_together(torch.cat([_end_together(ids, lengths), new], 1), missing, fill)
+
+
+@torch.no_grad()
+def _beam_search(
+    model: nn.Module,
+    ids: Tensor,
+    beams: int,
+    length_penalty: float,
+    how: Choice,
+    *,
+    max_new_tokens: int,
+    mask: Mask | None,
+    stop: int | Sequence[int] | None,
+    cache: KVCache | bool,
+) -> Tensor:
+    stops, B = _stops(model, stop), len(_checked(ids))
+    fill = _fill(model, stops)
+    ended: list[list[tuple[float, Tensor]]] = [[] for _ in range(B)]
+    with _resting(model):
+        run = _Run(model, ids, mask, _cache(cache), max_new_tokens)
+        begun = run.ids.shape[1]
+        prompts = run.lengths
+        every = torch.arange(B).repeat_interleave(beams)
+        logits = run.logits(run.ids)
+        run.reorder(every)
+        all_ids, logits = run.ids[every], logits[every]
+        real = None if run.lengths is None else _real(run.lengths, all_ids)
+        total = torch.zeros(B, beams).masked_fill(torch.arange(beams) > 0, -torch.inf)  # all beams are one at first
+        for step in range(1, check_count("generate", "max_new_tokens", max_new_tokens, 1) + 1):
+            found = how.scores(logits.log_softmax(-1), all_ids, real)
+            V = found.shape[-1]
+            scores = (total[:, :, None] + found.reshape(B, beams, V)).flatten(1)
+            # Enough that beams remain when every stop token is among them.
+            best = scores.topk(min((1 + len(stops)) * beams, scores.shape[1]), sorted=True)
+            beam, token = best.indices // V, best.indices % V
+            stopping = torch.isin(token, stops) | (best.values == -torch.inf)
+            for b in range(B):
+                for n in range(min(beams, token.shape[1])):
+                    if bool(torch.isin(token[b, n], stops)) and best.values[b, n] > -torch.inf:
+                        whole = torch.cat([all_ids[b * beams + int(beam[b, n])], token[b, n : n + 1]])
+                        ended[b].append((float(best.values[b, n]) / step**length_penalty, whole))
+                ended[b] = sorted(ended[b], key=lambda x: -x[0])[:beams]
+            keep = stopping.int().sort(dim=-1, stable=True).indices[:, :beams]  # the best that go on
+            total = best.values.gather(1, keep).masked_fill(stopping.gather(1, keep), -torch.inf)
+            rows = (torch.arange(B)[:, None] * beams + beam.gather(1, keep)).flatten()
+            new = token.gather(1, keep).reshape(-1, 1)
+            all_ids = torch.cat([all_ids[rows], new], 1)
+            if real is not None:
+                real = torch.cat([real[rows], torch.ones_like(new, dtype=torch.bool)], 1)
+            if step == max_new_tokens or _settled(ended, total, beams, step, max_new_tokens, length_penalty):
+                break
+            run.reorder(rows)
+            logits = run.logits(new if run.cache is not None else all_ids)
+        for b in range(B):
+            if len(ended[b]) < beams or step == max_new_tokens:
+                going = zip(total[b].tolist(), all_ids[b * beams : (b + 1) * beams], strict=True)
+                ended[b] += [(x / step**length_penalty, whole) for x, whole in going if x > -torch.inf]
+    chosen = [max(found, key=lambda x: x[0])[1] for found in ended]
+    longest = max(map(len, chosen))
+    out = torch.stack([nn.functional.pad(x, (0, longest - len(x)), value=fill) for x in chosen])
+    if prompts is None:
+        return out
+    assert begun == int(prompts.max())
+    return _begin_together(out, begun - prompts, fill)
+
+
+def _settled(
+    ended: list[list[tuple[float, Tensor]]], total: Tensor, beams: int, step: int, most: int, length_penalty: float
+) -> bool:
+    """Whether no hypothesis that goes on can still become better than those that have ended."""
+    longest = most if length_penalty > 0 else step
+    reachable = total.amax(1) / longest**length_penalty
+    return all(len(e) >= beams and e[-1][0] >= float(x) for e, x in zip(ended, reachable, strict=True))
+
+
+def _checked(ids: Tensor) -> Tensor:
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or not ids.numel():
+        got = f"{ids.dtype} {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+        raise ValueError(f"generate: give token ids (batch, length) with at least one token, not {got}")
+    return ids
+
+
+def _cache(cache: KVCache | bool) -> KVCache | None:
+    if isinstance(cache, bool):
+        return KVCache() if cache else None
+    return cache
+
+
+def _real(lengths: Tensor, ids: Tensor) -> Tensor:
+    return torch.arange(ids.shape[1], device=ids.device) >= (ids.shape[1] - lengths)[:, None]
+
+
+def _stops(model: nn.Module, stop: int | Sequence[int] | None) -> Tensor:
+    if stop is None:
+        stop = getattr(model, "config", {}).get("eos_token_id")
+    stop = [] if stop is None else [stop] if isinstance(stop, int) else list(stop)
+    return torch.tensor(stop, dtype=torch.long)
+
+
+def _fill(model: nn.Module, stops: Tensor) -> int:
+    pad = getattr(model, "config", {}).get("pad_token_id")
+    return int(pad) if pad is not None else int(stops[0]) if len(stops) else 0
+
+
+class _resting:
+    """Without dropout, for a while."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.training = model, model.training
+
+    def __enter__(self) -> None:
+        self.model.eval()
+
+    def __exit__(self, *_: object) -> None:
+        self.model.train(self.training)

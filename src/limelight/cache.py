@@ -202,8 +202,9 @@ class WindowSlot(Slot):
         self.capacity = None if long else self._most
         seen = super().extend(k, v)
         if long:  # such as a prompt, which sees more than what is kept of it
-            self._forget()
-            self.k, self.v = (x[:, :, : self.length].clone() for x in seen)
+            first, last = slice(0, self.sinks), slice(self.length - self.window, self.length)
+            self.k, self.v = (torch.cat([x[:, :, first], x[:, :, last]], 2) for x in seen)
+            self.length = self.sinks + self.window
         return seen
 
     def _forget(self) -> None:

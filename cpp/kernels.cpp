@@ -4,6 +4,7 @@
 #include "column_questions.h"
 #include "gradient.h"
 #include "limits.h"
+#include "linear.h"
 #include "row_questions.h"
 
 namespace limelight {
@@ -173,6 +174,21 @@ void differentiate_any(const Problem& p, const Gradients& g, const Square& task,
 }
 int64_t visitors_any(const Problem& p) { return kVisitors * (p.wide() ? kMaxLanes<double> : kMaxLanes<float>); }
 
+size_t linear_scratch_any(const Linear& l) {
+    const auto bytes = [&](auto c) { return (l.rows * l.D + kLinearScratch<decltype(c)>) * sizeof(c); };
+    return l.type == Type::f64 ? bytes(double{}) : bytes(float{});
+}
+void multiply_any(const Linear& l, int64_t begin, int64_t end, char* scratch) {
+    const auto at = [&](auto c) {
+        using C = decltype(c);
+        C* x = reinterpret_cast<C*>(scratch) + kLinearScratch<C>;
+        for (int64_t r = 0; r < l.rows; ++r)
+            widen_row(l.x + r * l.D * int64_t(size_of(l.type)), l.type, l.D, C(1), x + r * l.D, l.D);
+        multiply(l, x, begin, end, reinterpret_cast<C*>(scratch));
+    };
+    l.type == Type::f64 ? at(double{}) : at(float{});
+}
+
 double spin_any(int64_t rounds, bool wide) { return wide ? spin<double>(rounds) : spin<float>(rounds); }
 
 }  // namespace LIMELIGHT_ISA
@@ -190,7 +206,8 @@ const Kernels LIMELIGHT_NAME(LIMELIGHT_ISA) = {
     LIMELIGHT_ISA::ask_columns_any,
     LIMELIGHT_ISA::has_reach_any,   LIMELIGHT_ISA::measure_keys_any,
     LIMELIGHT_ISA::visitors_any,    LIMELIGHT_ISA::gradient_scratch_any,
-    LIMELIGHT_ISA::differentiate_any, LIMELIGHT_ISA::spin_any, LIMELIGHT_ISA::read_all,
+    LIMELIGHT_ISA::differentiate_any, LIMELIGHT_ISA::linear_scratch_any, LIMELIGHT_ISA::multiply_any,
+    LIMELIGHT_ISA::spin_any, LIMELIGHT_ISA::read_all,
 };
 
 }  // namespace limelight

@@ -44,6 +44,8 @@ struct Kernels {
     int64_t (*visitors)(const Problem&);  // rows that the gradient takes together
     size_t (*gradient_scratch)(const Problem&, const Gradients&);
     void (*differentiate)(const Problem&, const Gradients&, const Square&, char* scratch);
+    size_t (*linear_scratch)(const Linear&);
+    void (*multiply)(const Linear&, int64_t begin, int64_t end, char* scratch);
     // For measuring the machine.
     double (*spin)(int64_t rounds, bool wide);
     float (*read)(const float* data, int64_t n);

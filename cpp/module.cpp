@@ -12,6 +12,7 @@
 
 #include "backward.h"
 #include "forward.h"
+#include "linear_call.h"
 #include "questions.h"
 
 namespace nb = nanobind;
@@ -135,6 +136,18 @@ NB_MODULE(_native, m) {
         "keys and how many;\n"
         "received, diagonals, radius; type of u, u and strides, Aᵀu and strides, width; pool, rows, cols, whether the\n"
         "largest; products), all but u and the keys in the compute type and zero at first.");
+
+    m.def(
+        "linear",
+        [](int64_t rows, int64_t N, int64_t D, int type, Address x, Address w, int64_t stride, Address bias, Address out,
+           int threads) {
+            const Linear l{rows, N, D, Type(type), address(x), address(w), stride, address(bias), address(out)};
+            nb::gil_scoped_release release;
+            linear(l, threads);
+        },
+        nb::arg("rows"), nb::arg("N"), nb::arg("D"), nb::arg("type"), nb::arg("x"), nb::arg("w"), nb::arg("stride"),
+        nb::arg("bias"), nb::arg("out"), nb::arg("threads"),
+        "Writes x wᵀ + bias to `out`, for at most four contiguous rows of x (rows, D) and w (N, D).");
 
     m.def("isa", &isa, "The instruction set in use.");
     m.def("available_isas", &available_isas, "The instruction sets that this machine has, the best last.");

@@ -117,6 +117,16 @@ struct Square {
     char *offsets, *slopes;  // sums of its own, as in Gradients
 };
 
+// out = x wᵀ + bias, all of one type: x (rows, D) and out (rows, N) contiguous, at most four rows.
+struct Linear {
+    int64_t rows, N, D;
+    Type type;
+    const char *x, *w;
+    int64_t stride;  // from one row of w to the next
+    const char* bias;  // (N), or null
+    char* out;
+};
+
 // The part of a picture that a task draws: cells [first, first + cols) of every row of cells, (head, row, cell).
 struct Picture {
     double* cells;

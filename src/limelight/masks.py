@@ -267,6 +267,13 @@ class Padding(Mask):
             single(M - lengths, lengths.new_tensor([[M]]), N, M) if self.left else single(0, lengths, N, M), None
         )
 
+    def counts(self, B: int, M: int) -> Tensor:
+        """The length of each of ``B`` batch elements with ``M`` keys."""
+        self._fit(M)
+        if self._lengths.numel() not in (1, B):
+            raise ValueError(f"Padding speaks of {self._lengths.numel()} batch elements and there are {B}")
+        return self._lengths.cpu().expand(B)
+
     def _fit(self, M: int) -> None:
         if transformed():  # where values are not known; lengths are clipped
             return

@@ -202,6 +202,40 @@ def ask(
     return [answers[type(question)] for question in questions], lse
 
 
+_FEW = 4  # rows
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x weightᵀ + bias``; the kernels read the weight at the machine's full speed where ``x`` has few rows.
+
+    For anything else, and where a gradient may be wanted, it is torch's own.
+    """
+    D = x.shape[-1]
+    rows = x.numel() // max(D, 1)
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    learns = torch.is_grad_enabled() and any(y.requires_grad for y in tensors)
+    if not 0 < rows <= _FEW or learns or unusual() or not all(map(_plain, tensors)) or weight.shape[-1] != D:
+        return torch.nn.functional.linear(x, weight, bias)
+    if any(y.dtype != x.dtype for y in tensors) or x.dtype not in _TYPES or weight.stride(1) != 1:
+        return torch.nn.functional.linear(x, weight, bias)
+    x = x.contiguous()
+    N = weight.shape[0]
+    out = x.new_empty(*x.shape[:-1], N)
+    if bias is not None:
+        bias = bias.contiguous()
+    addresses = x.data_ptr(), weight.data_ptr(), weight.stride(0), _address(bias), out.data_ptr()
+    _native.linear(rows, N, D, _TYPES[x.dtype], *addresses, torch.get_num_threads())
+    return out
+
+
+def _plain(x: Tensor) -> bool:
+    """Whether there is nothing to know of a tensor but its numbers."""
+    return x.__class__ in _ORDINARY and x.is_cpu and x.layout is _STRIDED and not x.is_neg() and not x._is_zerotensor()
+
+
+_ORDINARY = (Tensor, torch.nn.Parameter)
+
+
 class Gradients(NamedTuple):
     """Of everything that a gradient may be asked of; None where it was not."""
 

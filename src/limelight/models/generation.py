@@ -128,7 +128,7 @@ def _start(model: nn.Module) -> int:
 def _lengths(mask: Mask, ids: Tensor) -> Tensor:
     if not isinstance(mask, Padding) or mask.left:
         raise TypeError(f"generate: give the lengths of the prompts as Padding(lengths), not {mask!r}")
-    lengths = torch.as_tensor(mask.lengths).reshape(-1).to(ids.device).expand(len(ids))
+    lengths = mask.counts(len(ids), int(torch.as_tensor(mask.lengths).max())).to(ids.device)
     if int(lengths.min()) < 1 or int(lengths.max()) > ids.shape[1]:
         raise ValueError(f"generate: lengths {lengths.tolist()} must be from 1 to the {ids.shape[1]} tokens of ids")
     return lengths

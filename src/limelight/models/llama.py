@@ -11,6 +11,7 @@ from limelight.models.configs import Config, has_head, need, refuse, rotary
 from limelight.models.links import Link, affine, layers, same
 from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention, TiedHead
 from limelight.nn.feedforward import activation
+from limelight.nn.linear import Linear
 
 TYPES = ("llama", "mistral")
 PREFIX = "model."
@@ -49,7 +50,7 @@ def build(config: Config) -> LanguageModel:
     head: nn.Module | None = None
     if has_head(config):
         tied = config.get("tie_word_embeddings", False)
-        head = TiedHead(embedding.table) if tied else nn.Linear(width, vocabulary, bias=False)
+        head = TiedHead(embedding.table) if tied else Linear(width, vocabulary, bias=False)
     return LanguageModel(embedding, decoder, head)
 
 

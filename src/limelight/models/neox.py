@@ -10,6 +10,7 @@ from limelight.models.configs import Config, has_head, need, rotary
 from limelight.models.links import Link, affine, by_head, layers, same
 from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention, TiedHead
 from limelight.nn.feedforward import activation
+from limelight.nn.linear import Linear
 
 TYPES = ("gpt_neox",)
 PREFIX = "gpt_neox."
@@ -43,7 +44,7 @@ def build(config: Config) -> LanguageModel:
     head: nn.Module | None = None
     if has_head(config):
         tied = config.get("tie_word_embeddings", False)
-        head = TiedHead(embedding.table) if tied else nn.Linear(width, vocabulary, bias=False)
+        head = TiedHead(embedding.table) if tied else Linear(width, vocabulary, bias=False)
     return LanguageModel(embedding, decoder, head)
 
 

@@ -10,6 +10,7 @@ from limelight.models.configs import Config, has_head, need
 from limelight.models.links import Link, affine, layers, same
 from limelight.nn import Block, Decoder, Embedding, Encoder, FeedForward, MultiHeadAttention, Seq2Seq, TiedHead
 from limelight.nn.feedforward import activation
+from limelight.nn.linear import Linear
 from limelight.positions import T5
 
 TYPES = ("t5", "mt5")
@@ -64,7 +65,7 @@ def build(config: Config) -> Seq2Seq:
     head: nn.Module | None = None
     if has_head(config):
         scale = width**-0.5 if config.get("scale_decoder_outputs", _tied(config)) else 1.0
-        head = TiedHead(embedding.table, scale=scale) if _tied(config) else nn.Linear(width, vocabulary, bias=False)
+        head = TiedHead(embedding.table, scale=scale) if _tied(config) else Linear(width, vocabulary, bias=False)
     return Seq2Seq(embedding, encoder, embedding, decoder, head)
 
 

@@ -13,6 +13,7 @@ from limelight.cache import Slot
 from limelight.functional import attention, weights
 from limelight.masks import Mask
 from limelight.matrix import Weights
+from limelight.nn.linear import Linear
 from limelight.positions import Positions
 
 
@@ -67,10 +68,10 @@ class MultiHeadAttention(nn.Module):
         context_width = width if context_width is None else context_width
         self.heads, self.kv_heads, self.dropout = heads, kv_heads, dropout
         self.scale = head_width**-0.5 if scale is None else scale
-        self.query = nn.Linear(width, heads * head_width, bias=bias)
-        self.key = nn.Linear(context_width, kv_heads * head_width, bias=bias)
-        self.value = nn.Linear(context_width, kv_heads * value_width, bias=bias)
-        self.out = nn.Linear(heads * value_width, width, bias=bias if out_bias is None else out_bias)
+        self.query = Linear(width, heads * head_width, bias=bias)
+        self.key = Linear(context_width, kv_heads * head_width, bias=bias)
+        self.value = Linear(context_width, kv_heads * value_width, bias=bias)
+        self.out = Linear(heads * value_width, width, bias=bias if out_bias is None else out_bias)
         self.positions = Positions() if positions is None else positions
         self.query_norm = None if norm is None else norm(head_width)
         self.key_norm = None if norm is None else norm(head_width)

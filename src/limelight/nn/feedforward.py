@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from limelight.nn.linear import Linear
+
 
 class FeedForward(nn.Module):
     """``activation(x W₁) W₂``, or gated, ``(activation(x W_G) ∘ x W₁) W₂``: SwiGLU with ``F.silu``.
@@ -28,9 +30,9 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = activation
-        self.gate = nn.Linear(width, hidden, bias=bias) if gated else None
-        self.up = nn.Linear(width, hidden, bias=bias)
-        self.down = nn.Linear(hidden, width, bias=bias)
+        self.gate = Linear(width, hidden, bias=bias) if gated else None
+        self.up = Linear(width, hidden, bias=bias)
+        self.down = Linear(hidden, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from limelight.backends.native import linear
 from limelight.cache import KVCache
-from limelight.masks import Causal, Dense, Mask, Spans
+from limelight.masks import Causal, Dense, Mask, Padding, Spans
 from limelight.nn.block import Block
-from limelight.positions import Positions
+from limelight.positions import XL, Positions
+from limelight.transforms import transformed
 
 
 class Embedding(nn.Module):
@@ -65,19 +67,37 @@ def lowered(mask: Mask | None, N: int, M: int) -> Mask | None:
 
 
 class Encoder(nn.Module):
-    """Blocks in which every token may attend to every other, and a norm at the end if there is one."""
+    """Blocks in which every token may attend to every other, and a norm at the end if there is one.
+
+    What ``Padding`` says is no token is not computed: the others are packed into one row, in which every sequence sees
+    itself alone, and in place of padding there are zeros.
+    """
 
     def __init__(self, blocks: Iterable[Block], norm: nn.Module | None = None) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm
+        # XL's bias is as large as the weights, of which a packed row has more.
+        self._packs = not any(isinstance(module, XL) for module in self.modules())
 
     def forward(self, x: Tensor, *, mask: Mask | None = None) -> Tensor:
         """``x (B, N, width)``."""
-        mask = lowered(mask, x.shape[1], x.shape[1])
+        B, N, _ = x.shape
+        if isinstance(mask, Padding) and not mask.left and self._packs and B > 1 and not transformed():
+            return self._packed(x, mask.counts(B, N))
+        return self._run(x, lowered(mask, N, N))
+
+    def _run(self, x: Tensor, mask: Mask | None) -> Tensor:
         for block in self.blocks:
             x = block(x, mask=mask)
         return x if self.norm is None else self.norm(x)
+
+    def _packed(self, x: Tensor, lengths: Tensor) -> Tensor:
+        real = torch.arange(x.shape[1], device=x.device) < lengths.to(x.device)[:, None]
+        end = lengths.cumsum(0)
+        spans = torch.stack([end - lengths, end], -1).repeat_interleave(lengths, 0)[None, :, None]  # (1, tokens, 1, 2)
+        y = self._run(x[real][None], Spans(spans.int()))
+        return torch.zeros_like(x).masked_scatter(real[..., None], y)
 
 
 class Decoder(nn.Module):
@@ -203,4 +223,4 @@ class TiedHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``(B, N, width)`` to ``(B, N, vocabulary)``."""
         x = x if self.scale == 1.0 else x * self.scale
-        return nn.functional.linear(x, self.table.weight, self.bias)
+        return linear(x, self.table.weight, self.bias)

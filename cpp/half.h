@@ -1,4 +1,4 @@
-// bfloat16 and float16 as they lie in memory, and their exact conversions.
+// bfloat16, float16 and bytes as they lie in memory, and their exact conversions.
 #pragma once
 
 #include "simd.h"
@@ -16,6 +16,7 @@ template <class To, class From> LIMELIGHT_INLINE To bit_cast(From x) {
 }
 
 LIMELIGHT_INLINE float widen(float x) { return x; }
+LIMELIGHT_INLINE float widen(int8_t x) { return float(x); }
 LIMELIGHT_INLINE double widen(double x) { return x; }
 LIMELIGHT_INLINE float widen(bf16 x) { return bit_cast<float>(uint32_t(x.bits) << 16); }
 
@@ -63,6 +64,18 @@ LIMELIGHT_INLINE WordBits load_bits(const void* p) {
     HalfBits h;
     std::memcpy(&h, p, sizeof h);
     return __builtin_convertvector(h, WordBits);
+}
+
+template <class C> LIMELIGHT_INLINE Vec<float> load_as(const int8_t* p) {
+#if defined(LIMELIGHT_X86) && LIMELIGHT_BYTES == 64
+    return (Vec<float>)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(LIMELIGHT_X86) && LIMELIGHT_BYTES == 32
+    return (Vec<float>)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+    Vec<float> v;
+    for (int i = 0; i < kWidth<float>; ++i) v[i] = float(p[i]);
+    return v;
+#endif
 }
 
 template <class C> LIMELIGHT_INLINE Vec<float> load_as(const bf16* p) {

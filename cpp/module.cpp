@@ -32,7 +32,8 @@ using ProblemTuple = std::tuple<
     Address, Strides, Address,                                  // out, lse
     std::optional<Keys>, std::optional<Dense>, std::optional<Dense>,  // spans, mask, bias
     Address, Address, Address,                                  // slopes, offsets, sink
-    double, double, double, double, uint64_t>;                  // scale, softcap, temperature, dropout, seed
+    double, double, double, double, uint64_t,                   // scale, softcap, temperature, dropout, seed
+    std::optional<Keys>, std::optional<Keys>>;                  // k and v as bytes: scales, their strides of batch and head
 
 using GradientsTuple = std::tuple<
     int, Address, Strides, Address,                        // type of dout, dout, dlse
@@ -50,6 +51,16 @@ using QuestionsTuple = std::tuple<
 char* address(Address p) { return reinterpret_cast<char*>(p); }
 Rows rows(Address data, int type, const Strides& s) { return {address(data), Type(type), s[0], s[1], s[2]}; }
 
+Rows scaled(Rows x, const std::optional<Keys>& scale) {
+    if (!scale) return x;
+    const auto [data, batch, head] = *scale;
+    x.type = Type::i8;
+    x.scale = reinterpret_cast<const float*>(data);
+    x.scale_batch = batch;
+    x.scale_head = head;
+    return x;
+}
+
 Grid grid(const std::optional<Dense>& g) {
     if (!g) return {};
     const auto [data, type, batch, head, row, col] = *g;
@@ -64,10 +75,10 @@ Spans spans(const std::optional<Keys>& s) {
 
 Problem problem(const ProblemTuple& t) {
     const auto& [sizes, Dv, type, v_type, q, q_strides, k, k_strides, v, v_strides, out, out_strides, lse, allowed, mask,
-                 bias, slopes, offsets, sink, scale, softcap, temperature, dropout, seed] = t;
+                 bias, slopes, offsets, sink, scale, softcap, temperature, dropout, seed, k_scale, v_scale] = t;
     const auto [B, Hq, Hkv, N, M, D] = sizes;
     return {B, Hq, Hkv, N, M, D, Dv,
-            rows(q, type, q_strides), rows(k, type, k_strides), rows(v, v_type, v_strides),
+            rows(q, type, q_strides), scaled(rows(k, type, k_strides), k_scale), scaled(rows(v, v_type, v_strides), v_scale),
             rows(out, v_type, out_strides), address(lse), spans(allowed), grid(mask), grid(bias),
             address(slopes), address(offsets), address(sink), scale, softcap, temperature, dropout, seed};
 }
@@ -106,7 +117,8 @@ NB_MODULE(_native, m) {
         "Writes softmax(logits / temperature) @ v to `out`, and the log-sum-exp of each row to `lse`.\n\n"
         "The problem is (sizes (B, Hq, Hkv, N, M, D), Dv, type of q and k, type of v, q, k, v and out each as\n"
         "address and strides, lse, spans (address, stride of batch, spans a query), mask and bias (address, type,\n"
-        "strides), slopes, offsets, sink, scale, softcap, temperature, dropout, seed), with strides in elements.\n"
+        "strides), slopes, offsets, sink, scale, softcap, temperature, dropout, seed, and where k or v are bytes their\n"
+        "scales (address, strides of batch and head)), with strides in elements.\n"
         "Address 0 and None mean absent.");
 
     m.def(

@@ -10,13 +10,16 @@
 
 namespace limelight {
 
-enum class Type : int { f32 = 0, f64 = 1, bf16 = 2, f16 = 3 };
+enum class Type : int { f32 = 0, f64 = 1, bf16 = 2, f16 = 3, i8 = 4 };
 
 // A (batch, head, row, width) tensor whose last axis is contiguous.
 struct Rows {
     const char* data = nullptr;
     Type type = Type::f32;
     int64_t batch = 0, head = 0, row = 0;
+    // Where the numbers are bytes: what each row is multiplied by, (batch, head, row), rows one after the other.
+    const float* scale = nullptr;
+    int64_t scale_batch = 0, scale_head = 0;
 };
 
 // A (batch, head, query, key) tensor that may be broadcast along any axis (stride 0).
@@ -96,7 +99,7 @@ struct Questions {
     bool of_columns() const { return received || diagonals || sent.data || pool || products; }
 };
 
-inline size_t size_of(Type t) { return t == Type::f64 ? 8 : t == Type::f32 ? 4 : 2; }
+inline size_t size_of(Type t) { return t == Type::f64 ? 8 : t == Type::f32 ? 4 : t == Type::i8 ? 1 : 2; }
 
 // Keys are walked in blocks of this many; the scores of one block stay in the nearest cache.
 constexpr int64_t kBlock = 128;

@@ -16,7 +16,7 @@ template <class C> constexpr C kLowest = sizeof(C) == 8 ? C(-1023) : C(-127);
 constexpr int64_t kWorthLooking = 64;
 
 inline bool has_reach(const Problem& p) {
-    return p.slopes && !p.offsets && !p.bias.data && p.N >= kWorthLooking && p.M >= 2 * kBlock;
+    return p.slopes && !p.k.scale && !p.offsets && !p.bias.data && p.N >= kWorthLooking && p.M >= 2 * kBlock;
 }
 
 // For each block of keys of one head the largest norm, or ∞ where something is not finite.

@@ -33,6 +33,7 @@ template <class F> LIMELIGHT_INLINE void with_type(Type type, F&& f) {
         case Type::f64: f(double{}); break;
         case Type::bf16: f(bf16{}); break;
         case Type::f16: f(f16{}); break;
+        case Type::i8: f(int8_t{}); break;
     }
 }
 
@@ -43,6 +44,7 @@ template <class C, class F> LIMELIGHT_INLINE void with_element(Type type, F&& f)
     } else {
         if (type == Type::bf16) f(bf16{});
         else if (type == Type::f16) f(f16{});
+        else if (type == Type::i8) f(int8_t{});
         else f(float{});
     }
 }
@@ -52,10 +54,11 @@ struct Operand {
     const char* data;
     Type type;
     int64_t stride;
+    const float* scale = nullptr;  // by row, where the numbers are bytes
 
     int64_t pitch() const { return stride * int64_t(size_of(type)); }  // in bytes
     template <class E> Lines<E> lines() const { return {reinterpret_cast<const E*>(data), stride}; }
-    Operand from(int64_t j) const { return {data + j * pitch(), type, stride}; }
+    Operand from(int64_t j) const { return {data + j * pitch(), type, stride, scale ? scale + j : nullptr}; }
 };
 
 LIMELIGHT_INLINE char* address(const Rows& x, int64_t batch, int64_t head, int64_t row = 0) {
@@ -63,7 +66,7 @@ LIMELIGHT_INLINE char* address(const Rows& x, int64_t batch, int64_t head, int64
 }
 
 LIMELIGHT_INLINE Operand in_place(const Rows& x, int64_t batch, int64_t head) {
-    return {address(x, batch, head), x.type, x.row};
+    return {address(x, batch, head), x.type, x.row, x.scale ? x.scale + batch * x.scale_batch + head * x.scale_head : nullptr};
 }
 
 // to[d] = factor · from[d], filled with zeros up to `pitch`.
@@ -77,7 +80,8 @@ template <class C> LIMELIGHT_INLINE void widen_row(const char* from, Type type, 
 
 // n rows of `width` in the compute type, one after the other.
 template <class C> Operand copy(const Operand& x, int64_t n, int64_t width, C* buffer) {
-    for (int64_t j = 0; j < n; ++j) widen_row(x.from(j).data, x.type, width, C(1), buffer + j * width, width);
+    for (int64_t j = 0; j < n; ++j)
+        widen_row(x.from(j).data, x.type, width, x.scale ? C(x.scale[j]) : C(1), buffer + j * width, width);
     return {reinterpret_cast<const char*>(buffer), kType<C>, width};
 }
 

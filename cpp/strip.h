@@ -82,6 +82,11 @@ template <class C> void add_values_where_allowed(const Strip<C>& x, const Block<
     });
 }
 
+// s[key] *= scale[key], for few rows: one vector a key.
+template <class C> void scale_keys(C* s, int64_t n, const float* scale) {
+    for (int64_t j = 0; j < n; ++j) store(s + j * kWidth<C>, load(s + j * kWidth<C>) * C(scale[j]));
+}
+
 // The logits of a block, and in `top`, unless it is null, the larger of m and their maximum.
 template <class C, int NV>
 void logits(const Strip<C>& x, const Operand& k, const Block<C>& b, Range partial, C* top, C* scratch) {
@@ -97,6 +102,7 @@ void logits(const Strip<C>& x, const Operand& k, const Block<C>& b, Range partia
             using E = decltype(e);
             few_scores<C, E>(x.q, k.lines<E>(), p.D, b.n, x.row_count, b.s, x.near);
         });
+    if (k.scale) scale_keys<C>(b.s, b.n, k.scale);
     if (!raw) to_logits(b, tilted, partial, scratch);
     if (!top || (raw && !x.few)) return;
     std::memcpy(top, x.m, all);
@@ -110,6 +116,7 @@ void attend_lanes(const Strip<C>& x, const Operand& k, const Operand& v, const B
     logits<C, NV>(x, k, b, partial, top, scratch);
     exponentials<C, NV>(x, b.s, b.n, top, decay);
     if (p.dropout) drop(b);
+    if (v.scale) scale_keys<C>(b.s, b.n, v.scale);
 
     if (p.mask.data) partial = {b.first, b.first + b.n};
     if (!partial.empty() && !all_finite<C>(v.from(partial.begin - b.first), partial.end - partial.begin, p.Dv))

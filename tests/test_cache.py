@@ -11,8 +11,13 @@ from torch import Tensor, nn
 
 import limelight as ll
 from limelight import models
+from limelight.functional import attention_bytes
 from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention, TiedHead
 from limelight.positions import Rotary
+
+
+KINDS: list[Any] = [ll.KVCache, ll.ByteCache, lambda: ll.WindowCache(5, 2), lambda: ll.HeavyHitterCache(8)]
+BYTES = [(2, 6, 2, 1, 97, 29), (1, 4, 4, 3, 700, 64), (2, 8, 1, 40, 131, 17), (1, 8, 2, 1, 4099, 128)]
 
 
 def model(mask: Any = None) -> Any:
@@ -77,7 +82,9 @@ def test_reorder_and_truncate() -> None:
         cache.truncate(21)
 
 
-@pytest.mark.parametrize("kind", [ll.KVCache, lambda: ll.WindowCache(5, 2), lambda: ll.HeavyHitterCache(8)])
+@pytest.mark.parametrize(
+    "kind", [ll.KVCache, ll.ByteCache, lambda: ll.WindowCache(5, 2), lambda: ll.HeavyHitterCache(8)]
+)
 @torch.no_grad()
 def test_save_and_restore(kind: Any, tmp_path: Path) -> None:
     m, x = model(), tokens(2, 30)
@@ -99,8 +106,7 @@ def test_window(first: int, sizes: list[int]) -> None:
     torch.testing.assert_close(in_steps(model(), x, sizes, cache), model(mask)(x))
     assert cache.count == 60
     for slot in cache.slots:
-        assert slot.k is not None
-        assert slot.k.shape[2] <= first + 2 * window
+        assert slot.buffers["k"].shape[2] <= first + 2 * window
     with pytest.raises(ValueError, match="only a KVCache can be truncated"):
         cache.truncate(3)
 
@@ -145,3 +151,40 @@ def test_batches_of_different_lengths_need_a_cache_that_keeps_all() -> None:
     for cache in (ll.WindowCache(5), ll.HeavyHitterCache(5)):
         with pytest.raises(ValueError, match="sequences of different lengths need a KVCache"):
             models.generate(m, x, mask=ll.Padding([9, 4]), cache=cache)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "sizes", [(2, 6, 2, 1, 97, 29), (1, 4, 4, 3, 700, 64), (2, 8, 1, 40, 131, 17), (1, 8, 2, 1, 4099, 128)]
+)
+def test_bytes_are_read_as_they_are(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The kernels give what the numbers that the bytes stand for give."""
+    B, H, Hkv, N, M, D = sizes
+    q, k, v = (torch.randn(*s).to(dtype) for s in ((B, H, N, D), (B, Hkv, M, D), (B, Hkv, M, D + 3)))
+    cache = ll.ByteCache()
+    cache[0].extend(k[:, :, :10], v[:, :, :10])
+    kept_k, kept_v = cache[0].extend(k[:, :, 10:], v[:, :, 10:])
+    a, b = kept_k.numbers(torch.float64), kept_v.numbers(torch.float64)
+    assert float((a - k.double()).abs().max() / k.double().abs().max()) < 1 / 250
+    for mask, bias in ((None, None), (ll.Causal() & ll.Window(50), ll.ALiBi(H))):
+        got = attention_bytes(q, kept_k, kept_v, mask=mask, bias=bias)
+        want = ll.attention(q.double(), a, b, mask=mask, bias=bias)
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.double(), want, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_bytes_in_a_model() -> None:
+    m, x = model(), tokens(2, 40)
+    cache = ll.ByteCache()
+    got, want = in_steps(m, x, [17, *[1] * 23], cache), m(x)
+    assert float((got - want).abs().max() / want.abs().max()) < 0.03
+    assert not torch.equal(got, want)
+    full = ll.KVCache()
+    in_steps(m, x, [17, *[1] * 23], full)
+
+    def size(cache: ll.KVCache) -> int:
+        return sum(x.numel() * x.itemsize for slot in cache.slots for x in slot.buffers.values())
+
+    width = 6  # of a head here, to which a scale adds 4 bytes
+    assert size(cache) / size(full) == pytest.approx((width + 4) / (4 * width))

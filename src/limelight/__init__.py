@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from limelight import models, nn, positions
     from limelight.biases import ALiBi, DenseBias, Relative
-    from limelight.cache import HeavyHitterCache, KVCache, WindowCache
+    from limelight.cache import ByteCache, HeavyHitterCache, KVCache, WindowCache
     from limelight.flow import rollout
     from limelight.functional import attention, backend_for, weights
     from limelight.masks import Causal, Dense, Documents, First, Padding, Prefix, Window
@@ -36,6 +36,7 @@ _HOME = {
     "DenseBias": "biases",
     "KVCache": "cache",
     "WindowCache": "cache",
+    "ByteCache": "cache",
     "HeavyHitterCache": "cache",
     "SlowPathWarning": "problem",
 }
@@ -43,6 +44,7 @@ _PACKAGES = ("models", "nn", "positions")
 
 __all__ = [
     "ALiBi",
+    "ByteCache",
     "Causal",
     "Dense",
     "DenseBias",

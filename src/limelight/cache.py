@@ -11,13 +11,17 @@ Caches are for inference: what they keep has no gradient.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from limelight.backends.native import Bytes
 from limelight.masks import First, Mask, Padding, Window
 from limelight.problem import check_count
+
+_BUFFERS = ("k", "v", "k_scale", "v_scale")
 
 
 class Slot:
@@ -29,24 +33,27 @@ class Slot:
         self.capacity = capacity
         self.length = 0  # tokens in the buffers
         self.count = 0  # tokens so far
-        self.k: Tensor | None = None  # (B, Hkv, room, D)
-        self.v: Tensor | None = None
+        self.buffers: dict[str, Tensor] = {}  # k and v, (B, Hkv, room, width)
         self.context: tuple[Tensor, Tensor] | None = None  # of what a decoder looks at beside itself
 
     def begin(self, n: int) -> int:
         """Makes room for ``n`` new tokens; returns how many keys there will be."""
         return self.length + n
 
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Any, Any]:
         """Keeps the keys and values of new tokens ``(B, Hkv, n, width)``, and returns those of all."""
-        k, v = k.detach(), v.detach()
-        end = self.length + k.shape[2]
-        self.k, self.v = self._room(self.k, k, end), self._room(self.v, v, end)
-        self.k[:, :, self.length : end] = k
-        self.v[:, :, self.length : end] = v
-        self.count += k.shape[2]
+        seen = self._append(k=k.detach(), v=v.detach())
+        return seen["k"], seen["v"]
+
+    def _append(self, **new: Tensor) -> dict[str, Tensor]:
+        n = next(iter(new.values())).shape[2]
+        end = self.length + n
+        for name, x in new.items():
+            buffer = self.buffers[name] = self._room(self.buffers.get(name), x, end)
+            buffer[:, :, self.length : end] = x
+        self.count += n
         self.length = end
-        return self.k[:, :, :end], self.v[:, :, :end]
+        return {name: buffer[:, :, :end] for name, buffer in self.buffers.items()}
 
     def saw(self, received: Tensor) -> None:
         """Hears how much attention each of its keys received, ``(B, H, M)``."""
@@ -57,10 +64,7 @@ class Slot:
 
     def select(self, index: Tensor) -> None:
         """Keeps these batch elements, in this order."""
-        for name in ("k", "v"):
-            buffer = getattr(self, name)
-            if buffer is not None:
-                setattr(self, name, buffer.index_select(0, index))
+        self.buffers = {name: buffer.index_select(0, index) for name, buffer in self.buffers.items()}
         if self.context is not None:
             k, v = self.context
             self.context = k.index_select(0, index), v.index_select(0, index)
@@ -81,19 +85,15 @@ class Slot:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that it holds."""
-        held: dict[str, Tensor | None] = {"k": self._used(self.k), "v": self._used(self.v)}
+        held = {name: buffer[:, :, : self.length].contiguous() for name, buffer in self.buffers.items()}
         if self.context is not None:
-            held |= {"context.k": self.context[0], "context.v": self.context[1]}
-        held["count"] = torch.tensor([self.length, self.count])
-        return {name: x.contiguous() for name, x in held.items() if x is not None}
-
-    def _used(self, buffer: Tensor | None) -> Tensor | None:
-        return None if buffer is None else buffer[:, :, : self.length]
+            held |= {f"context.{name}": x.contiguous() for name, x in zip("kv", self.context, strict=True)}
+        return {**held, "count": torch.tensor([self.length, self.count])}
 
     def restore(self, held: dict[str, Tensor]) -> None:
         """What ``tensors`` gave."""
         self.length, self.count = (int(x) for x in held["count"])
-        self.k, self.v = held.get("k"), held.get("v")
+        self.buffers = {name: held[name] for name in _BUFFERS if name in held}
         self.context = (held["context.k"], held["context.v"]) if "context.k" in held else None
 
 
@@ -196,14 +196,15 @@ class WindowSlot(Slot):
             self._forget()
         return self.length + n
 
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Any, Any]:
         self.begin(k.shape[2])
         long = self.length + k.shape[2] > self._most
         self.capacity = None if long else self._most
         seen = super().extend(k, v)
         if long:  # such as a prompt, which sees more than what is kept of it
             first, last = slice(0, self.sinks), slice(self.length - self.window, self.length)
-            self.k, self.v = (torch.cat([x[:, :, first], x[:, :, last]], 2) for x in seen)
+            kept = (torch.cat([x[:, :, first], x[:, :, last]], 2) for x in seen)
+            self.buffers = dict(zip("kv", kept, strict=True))
             self.length = self.sinks + self.window
         return seen
 
@@ -212,8 +213,7 @@ class WindowSlot(Slot):
         if self.length <= self.sinks + self.window:
             return
         kept = self.sinks + self.window
-        for buffer in (self.k, self.v):
-            assert buffer is not None
+        for buffer in self.buffers.values():
             buffer[:, :, self.sinks : kept] = buffer[:, :, self.length - self.window : self.length].clone()
         self.length = kept
 
@@ -255,10 +255,8 @@ class HeavyHitterSlot(Slot):
         self.received: Tensor | None = None  # (B, Hkv, length)
 
     def saw(self, received: Tensor) -> None:
-        assert self.k is not None
-        assert self.v is not None
         # Of all heads that share a key: (B, Hkv, M).
-        received = received.unflatten(1, (self.k.shape[1], -1)).sum(2)
+        received = received.unflatten(1, (self.buffers["k"].shape[1], -1)).sum(2)
         if self.received is not None:
             received[..., : self.received.shape[-1]] += self.received
         self.received = received
@@ -270,7 +268,7 @@ class HeavyHitterSlot(Slot):
         newest = torch.arange(self.length - self.recent, self.length, device=received.device)
         keep = torch.cat([heaviest, newest.expand(*heaviest.shape[:2], -1)], -1)
         self.received = received.gather(2, keep)
-        for buffer in (self.k, self.v):
+        for buffer in self.buffers.values():
             buffer[:, :, : self.size] = buffer.gather(2, keep[..., None].expand(-1, -1, -1, buffer.shape[3]))
         self.length = self.size
 
@@ -309,3 +307,22 @@ class HeavyHitterCache(KVCache):
     def expect(self, lengths: Tensor | None) -> None:
         if lengths is not None:
             raise ValueError("HeavyHitterCache: sequences of different lengths need a KVCache")
+
+
+class ByteSlot(Slot):
+    """Keys and values as bytes, each row with a scale of its own."""
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Any, Any]:
+        of_k, of_v = Bytes.of(k.detach()), Bytes.of(v.detach())
+        seen = self._append(k=of_k.values, v=of_v.values, k_scale=of_k.scale, v_scale=of_v.scale)
+        return Bytes(seen["k"], seen["k_scale"]), Bytes(seen["v"], seen["v_scale"])
+
+
+class ByteCache(KVCache):
+    """A ``KVCache`` in a quarter of the memory: every key and value is kept as bytes and one scale.
+
+    The kernels read the bytes directly. A number is off by at most 1/254 of the largest in its row.
+    """
+
+    def _new_slot(self) -> Slot:
+        return ByteSlot(self.capacity)

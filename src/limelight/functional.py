@@ -7,11 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from limelight.backends import Backend, choose, run
-from limelight.backends.native import quick
+from limelight.backends.native import Bytes, forward_bytes, quick
 from limelight.biases import Bias
 from limelight.masks import Mask
 from limelight.matrix import Weights
 from limelight.problem import Problem, check_dropout
+from limelight.transforms import transformed
 
 
 def attention(
@@ -62,6 +63,18 @@ def attention(
         dropout = check_dropout(dropout)
     out, _ = run(p, p.check_values(v), backend, dropout=dropout)
     return out if len(p.lead) == 1 else out.reshape(*p.lead, *out.shape[1:])
+
+
+def attention_bytes(
+    q: Tensor, k: Bytes, v: Bytes, *, mask: Mask | None = None, bias: Bias | None = None, scale: float | None = None
+) -> Tensor:
+    """Attention to keys and values of an 8-bit cache, which the kernels read as they are."""
+    # Everything is checked on keys that have the shape of these and no memory.
+    shaped = q.new_zeros(1).expand(k.values.shape)
+    p = Problem(q, shaped, mask, bias, scale)
+    if choose(p).name != "native" or transformed() or 0 in p.sizes:
+        return attention(q, k.numbers(q.dtype), v.numbers(q.dtype), mask=mask, bias=bias, scale=scale)
+    return forward_bytes(p.q, k, v, p.lower(), p.sizes)
 
 
 def weights(

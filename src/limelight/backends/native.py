@@ -86,6 +86,8 @@ def quick(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
             1.0,
             0.0,
             0,
+            None,
+            None,
         ),
         torch.get_num_threads(),
     )
@@ -115,14 +117,52 @@ def _problem(
         sizes,
         v.shape[3],
         _TYPES[q.dtype],
-        _TYPES[v.dtype],
+        _TYPES.get(v.dtype, 0),
         *(q.data_ptr(), q.stride()),
         *(k.data_ptr(), k.stride()),
         *(v.data_ptr(), v.stride()),
         *(out.data_ptr(), out.stride()),
         _address(lse),
         *held.addresses,
+        None,
+        None,
     )
+
+
+class Bytes(NamedTuple):
+    """Rows of numbers as bytes: ``values · scale``."""
+
+    values: Tensor  # (B, H, M, width), int8
+    scale: Tensor  # (B, H, M, 1), float32
+
+    @classmethod
+    def of(cls, x: Tensor) -> Bytes:
+        """The nearest: the largest of each row becomes 127."""
+        scale = x.float().abs().amax(-1, keepdim=True) / 127
+        values = x.float() / torch.where(scale == 0, 1.0, scale)
+        return cls(values.round().to(torch.int8), scale)
+
+    def numbers(self, dtype: torch.dtype) -> Tensor:
+        """As floats again."""
+        return (self.values.to(torch.float32) * self.scale).to(dtype)
+
+
+def forward_bytes(q: Tensor, k: Bytes, v: Bytes, t: Terms, sizes: tuple[int, ...]) -> Tensor:
+    """The output, in the type of ``q``; the bytes are read where they lie."""
+    q = readable("q", q)
+    B, Hq, _, N, _, _ = sizes
+    out = torch.empty((B, Hq, N, v.values.shape[3]), dtype=q.dtype)
+    held = _Held(t, q, sizes)
+
+    def scales(x: Bytes) -> tuple[int, int, int]:
+        assert x.values.stride(3) == 1
+        assert x.scale.stride(2) == 1
+        return x.scale.data_ptr(), x.scale.stride(0), x.scale.stride(1)
+
+    *problem, _, _ = _problem(sizes, q, k.values, v.values, out, None, held)
+    problem[3] = problem[2]  # values are bytes, and the output has the type of the queries
+    _native.forward((*problem, scales(k), scales(v)), torch.get_num_threads())
+    return out
 
 
 def ask(

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from limelight.backends.native import Bytes
 from limelight.biases import Bias
 from limelight.cache import Slot
-from limelight.functional import attention, weights
+from limelight.functional import attention, attention_bytes, weights
 from limelight.masks import Mask
 from limelight.matrix import Weights
 from limelight.nn.linear import Linear
@@ -101,14 +102,16 @@ class MultiHeadAttention(nn.Module):
         q, k, _, bias = self._operands(x, context, None, 0)
         return weights(q, k, mask=mask, bias=bias, scale=self.scale)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None, bias: Bias | None) -> Tensor:
+    def attend(self, q: Tensor, k: Any, v: Any, *, mask: Mask | None, bias: Bias | None) -> Tensor:
         """Every attention that this layer computes."""
+        if isinstance(k, Bytes):
+            return attention_bytes(q, k, v, mask=mask, bias=bias, scale=self.scale)
         dropout = self.dropout if self.training else 0.0
         return attention(q, k, v, mask=mask, bias=bias, scale=self.scale, dropout=dropout)
 
     def _operands(
         self, x: Tensor, context: Tensor | None, cache: Slot | None, first: int | Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Bias | None]:
+    ) -> tuple[Tensor, Any, Any, Bias | None]:
         q = _normed(self._split(self.query(x), self.heads), self.query_norm)
         if context is not None:
             k, v = self._of_context(context, cache)

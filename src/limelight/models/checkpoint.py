@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from limelight.backends.native import settle
 from limelight.models import bert, bloom, gpt2, llama, marian, neox, t5, vit
 from limelight.models.links import Link
 
@@ -54,6 +55,7 @@ def load(folder: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
     kind = dtype or next((x.dtype for x in tensors.values() if x.is_floating_point()), torch.float32)
     model.to(kind)
     model.config, model.others = dict(config), rest  # type: ignore[assignment]
+    settle(model.parameters())
     return model.eval()
 
 

@@ -15,11 +15,14 @@ template <class C> void multiply(const Linear& l, const C* x, int64_t begin, int
         const E *w = reinterpret_cast<const E*>(l.w), *bias = reinterpret_cast<const E*>(l.bias);
         for (int64_t j = begin; j < end; j += step) {
             const int64_t n = least(step, end - j);
-            few_scores<C, E>(x, Lines<E>{w + j * l.stride, l.stride}, l.D, n, int(l.rows), scratch, near);
-            for (int64_t r = 0; r < l.rows; ++r) {
-                E* to = reinterpret_cast<E*>(l.out) + r * l.N + j;
-                for (int64_t i = 0; i < n; ++i)
-                    to[i] = narrow<E>(scratch[i * W + r] + (bias ? C(widen(bias[j + i])) : C(0)));
+            for (int64_t first = 0; first < l.rows; first += W) {  // as many rows as there are lanes
+                const int64_t rows = least(l.rows - first, W);
+                few_scores<C, E>(x + first * l.D, Lines<E>{w + j * l.stride, l.stride}, l.D, n, int(rows), scratch, near);
+                for (int64_t r = 0; r < rows; ++r) {
+                    E* to = reinterpret_cast<E*>(l.out) + (first + r) * l.N + j;
+                    for (int64_t i = 0; i < n; ++i)
+                        to[i] = narrow<E>(scratch[i * W + r] + (bias ? C(widen(bias[j + i])) : C(0)));
+                }
             }
         }
     });

@@ -150,6 +150,29 @@ def test_everything_learns() -> None:
     assert losses[-1] < 0.2 * losses[0]
 
 
+@pytest.mark.parametrize("order", ["pre", "post"])
+def test_padding_is_not_computed_and_changes_nothing(order: str) -> None:
+    """Packed or not, the real tokens and all gradients are the same."""
+    torch.manual_seed(0)
+    lengths = torch.tensor([13, 1, 7])
+    real = torch.arange(13) < lengths[:, None]
+    blocks = [Block(MultiHeadAttention(20, 5), FeedForward(20, 28), order=order) for _ in range(2)]
+    encoder = Encoder(blocks, nn.LayerNorm(20))
+    found = []
+    for mask in (ll.Padding(lengths), ll.Dense(real[:, None, None])):  # a dense mask is not packed
+        x = torch.randn(3, 13, 20, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        encoder.zero_grad()
+        out = encoder(x, mask=mask)
+        (out[real] ** 3).sum().backward()
+        found.append([out[real], x.grad, *(p.grad.clone() for p in encoder.parameters() if p.grad is not None)])
+        if isinstance(mask, ll.Padding):
+            assert (out[~real] == 0).all()
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match="Padding speaks of 2 batch elements and there are 3"):
+        encoder(x, mask=ll.Padding([3, 4]))
+
+
 def test_nothing_is_stored_on_a_layer() -> None:
     layer, x = MultiHeadAttention(16, 2), torch.randn(1, 9, 16)
 

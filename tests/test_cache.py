@@ -92,6 +92,8 @@ def test_save_and_restore(kind: Any, tmp_path: Path) -> None:
     a.save(tmp_path / "cache.safetensors")
     b.restore(tmp_path / "cache.safetensors")
     assert torch.equal(in_steps(m, x[:, 23:], [1] * 7, a), in_steps(m, x[:, 23:], [1] * 7, b))
+    with pytest.raises(ValueError, match=r"was saved by .*Cache.*, and this is WindowCache\(3, 1\)"):
+        ll.WindowCache(3, 1).restore(tmp_path / "cache.safetensors")
 
 
 @pytest.mark.parametrize("first", [0, 3])

@@ -76,6 +76,29 @@ def test_beams(pair: tuple[Any, Any, Path], options: dict[str, Any]) -> None:
             assert a[:end] == b[:end]
 
 
+@over(SEQ2SEQ)
+def test_beams_of_sources_of_different_lengths(pair: tuple[Any, Any, Path]) -> None:
+    _, ours, _ = pair
+    x, lengths = ids(3, 13), [13, 4, 9]
+    got = models.generate(ours, x, mask=ll.Padding(lengths), max_new_tokens=NEW, stop=[], beams=3)
+    for n, length in enumerate(lengths):
+        assert torch.equal(
+            got[n], models.generate(ours, x[n : n + 1, :length], max_new_tokens=NEW, stop=[], beams=3)[0]
+        )
+
+
+@over({"gpt2": DECODERS["gpt2"]})
+def test_a_cache_goes_on_where_it_ended(pair: tuple[Any, Any, Path]) -> None:
+    _, ours, _ = pair
+    x, mask, cache = ids(2, 12), ll.Padding([5, 12]), ll.KVCache()
+    want = models.generate(ours, x, mask=mask, max_new_tokens=8, stop=[])
+    first = models.generate(ours, x, mask=mask, max_new_tokens=4, stop=[], cache=cache)
+    last = torch.stack([first[0, 8:9], first[1, 15:16]])
+    more = models.generate(ours, last, max_new_tokens=4, stop=[], cache=cache)
+    assert torch.equal(more[0, 1:], want[0, 9:13])
+    assert torch.equal(more[1, 1:], want[1, 16:20])
+
+
 def small(vocabulary: int) -> Any:
     torch.manual_seed(3)
     config = {**hf.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=vocabulary, n_positions=32).to_dict()}
@@ -154,5 +177,12 @@ def test_errors() -> None:
         models.generate(model, x, beams=2, temperature=1.0)
     with pytest.raises(ValueError, match="33 positions, and there are learned ones for 32; shorten the text"):
         models.generate(model, x, max_new_tokens=40, stop=[])
+    headless = models.build({**model.config, "architectures": ["GPT2Model"]})
+    with pytest.raises(ValueError, match="the model has no language-model head"):
+        models.generate(headless, x)
+    with pytest.raises(ValueError, match="with a cache, padding comes first"):
+        model(x, mask=ll.Padding([2]), cache=ll.KVCache())
+    with pytest.raises(TypeError, match=r"wrap the tensor as Dense\(tensor\)"):
+        model(x, mask=torch.ones(1, 3))
     with pytest.raises(TypeError, match="Linear gives no logits of next tokens"):
         models.generate(torch.nn.Linear(2, 2), x)

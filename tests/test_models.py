@@ -240,6 +240,55 @@ def test_wrong_tokens() -> None:
         model(torch.tensor([3, 4]))
 
 
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (hf.GPT2LMHeadModel, hf.GPT2Config(n_embd=40, n_layer=1, n_head=5, vocab_size=97, tie_word_embeddings=False)),
+        (
+            hf.BloomForCausalLM,
+            hf.BloomConfig(hidden_size=40, n_layer=1, n_head=5, vocab_size=97, tie_word_embeddings=False),
+        ),
+        (hf.T5ForConditionalGeneration, hf.T5Config(**{**T5, "num_layers": 1}, tie_word_embeddings=False)),
+        (hf.MT5ForConditionalGeneration, hf.MT5Config(**{**T5, "num_layers": 1})),
+    ],
+    ids=["gpt2", "bloom", "t5", "mt5"],
+)
+@torch.no_grad()
+def test_heads_of_their_own(kind: Any, config: Any, tmp_path: Path) -> None:
+    """Whatever the configuration says, a head that differs from the table is one of its own."""
+    theirs = kind(config).eval()
+    if config.model_type != "mt5":
+        theirs.lm_head.weight = torch.nn.Parameter(torch.randn(97, 40))
+    theirs.save_pretrained(tmp_path)
+    ours, x = models.load(tmp_path), ids(2, 9)
+    if config.is_encoder_decoder:
+        agree(ours(x, x), theirs(input_ids=x, decoder_input_ids=x).logits)
+    else:
+        agree(ours(x), theirs(x).logits)
+
+
+@torch.no_grad()
+def test_half_precision_keeps_far_positions(folder: Path) -> None:
+    x = ids(1, 1500)
+    exact, half = models.load(folder)(x), models.load(folder, dtype=torch.bfloat16)(x)
+    assert float((half.float() - exact)[:, -200:].abs().max() / exact.abs().max()) < 0.1
+
+
+def test_a_configuration_without_architectures(folder: Path) -> None:
+    want = models.load(folder)(ids(1, 5))
+    edited(folder, architectures=None)
+    assert torch.equal(models.load(folder)(ids(1, 5)), want)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 7}')
+    assert models.load(edited(folder, eos_token_id=None)).config["eos_token_id"] == 7  # type: ignore[union-attr, index]
+
+
+def test_new_parameters_are_small() -> None:
+    for config in (GPT2, LLAMA, DECODERS["bloom"][1]):
+        model = models.build({**config.to_dict(), "architectures": ["LlamaForCausalLM"]})
+        loss = torch.nn.functional.cross_entropy(model(ids(4, 20)).flatten(0, 1), ids(4, 20, seed=2).flatten())
+        assert abs(loss.item() - torch.tensor(97.0).log().item()) < 0.5
+
+
 def test_shards(folder: Path) -> None:
     want = models.load(folder)
     hf.LlamaForCausalLM.from_pretrained(folder).save_pretrained(folder.parent / "shards", max_shard_size="20KB")

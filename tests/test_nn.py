@@ -35,7 +35,7 @@ def test_multihead_attention_from_torch_and_back(bias: bool, context_width: int 
 
 
 def test_what_torch_cannot_express() -> None:
-    with pytest.raises(ValueError, match="has no grouped heads, other widths, norms of q and k, or positions"):
+    with pytest.raises(ValueError, match="has no grouped heads, other widths, norms of q and k, positions"):
         MultiHeadAttention(20, 4, kv_heads=2).to_torch()
     with pytest.raises(ValueError, match="add_bias_kv or add_zero_attn has no counterpart"):
         MultiHeadAttention.from_torch(nn.MultiheadAttention(8, 2, add_zero_attn=True))
@@ -165,8 +165,6 @@ def test_padding_is_not_computed_and_changes_nothing(order: str) -> None:
         out = encoder(x, mask=mask)
         (out[real] ** 3).sum().backward()
         found.append([out[real], x.grad, *(p.grad.clone() for p in encoder.parameters() if p.grad is not None)])
-        if isinstance(mask, ll.Padding):
-            assert (out[~real] == 0).all()
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
     with pytest.raises(ValueError, match="Padding speaks of 2 batch elements and there are 3"):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -61,6 +62,8 @@ class Slot:
     def truncate(self, length: int) -> None:
         """Forgets all but the first tokens."""
         self.count = self.length = length
+        if not length:
+            self.context = None
 
     def select(self, index: Tensor) -> None:
         """Keeps these batch elements, in this order."""
@@ -120,6 +123,8 @@ class KVCache:
 
     def expect(self, lengths: Tensor | None) -> None:
         """Says how many tokens of a first batch are real, ``(B,)``, where padding comes before them."""
+        if lengths is None and self.count:
+            return  # what comes next follows what is there
         if lengths is not None and self.count:
             raise ValueError("a cache that holds tokens takes no batch of different lengths; begin with an empty one")
         self.missing = None if lengths is None else int(lengths.max()) - lengths
@@ -131,6 +136,10 @@ class KVCache:
 
     def _new_slot(self) -> Slot:
         return Slot(self.capacity)
+
+    def _kind(self) -> str:
+        """What must be the same where a cache is restored."""
+        return type(self).__name__
 
     @property
     def count(self) -> int:
@@ -167,10 +176,14 @@ class KVCache:
         held = {f"{n}.{name}": x for n, slot in enumerate(self.slots) for name, x in slot.tensors().items()}
         if self.missing is not None:
             held["missing"] = self.missing
-        save_file(held, file)
+        save_file(held, file, metadata={"kind": self._kind()})
 
     def restore(self, file: str | Path) -> None:
         """What was saved by a cache of the same kind."""
+        with safe_open(file, "pt") as found:
+            kind = (found.metadata() or {}).get("kind")
+        if kind != self._kind():
+            raise ValueError(f"{file} was saved by {kind or 'something else'}, and this is {self._kind()}")
         held = load_file(file)
         self.missing = held.pop("missing", None)
         layers = 1 + max((int(name.split(".")[0]) for name in held), default=-1)
@@ -224,8 +237,8 @@ class WindowSlot(Slot):
 class WindowCache(KVCache):
     """The first ``first`` tokens and the last ``window``: constant memory, however long the stream.
 
-    It gives what ``Causal() & (Window(window - 1, 0) | First(first))`` gives without a cache. A bias by distance
-    counts the tokens that are kept, so between the first ones and the others it is too small.
+    It gives what ``Causal() & (Window(window - 1, 0) | First(first))`` gives without a cache. A bias by distance, or a
+    window of the model's own, counts the tokens that are kept, which are fewer between the first ones and the others.
     """
 
     def __init__(self, window: int, first: int = 4) -> None:
@@ -235,6 +248,9 @@ class WindowCache(KVCache):
 
     def _new_slot(self) -> Slot:
         return WindowSlot(self.window, self.sinks)
+
+    def _kind(self) -> str:
+        return f"WindowCache({self.window}, {self.sinks})"
 
     def expect(self, lengths: Tensor | None) -> None:
         if lengths is not None:
@@ -268,8 +284,12 @@ class HeavyHitterSlot(Slot):
         newest = torch.arange(self.length - self.recent, self.length, device=received.device)
         keep = torch.cat([heaviest, newest.expand(*heaviest.shape[:2], -1)], -1)
         self.received = received.gather(2, keep)
-        for buffer in self.buffers.values():
-            buffer[:, :, : self.size] = buffer.gather(2, keep[..., None].expand(-1, -1, -1, buffer.shape[3]))
+        room = 2 * self.size
+        for name, buffer in self.buffers.items():
+            kept = buffer.gather(2, keep[..., None].expand(-1, -1, -1, buffer.shape[3]))
+            if buffer.shape[2] > room:  # after a long prompt
+                buffer = self.buffers[name] = buffer[:, :, :room].clone()
+            buffer[:, :, : self.size] = kept
         self.length = self.size
 
     def truncate(self, length: int) -> None:
@@ -303,6 +323,9 @@ class HeavyHitterCache(KVCache):
 
     def _new_slot(self) -> Slot:
         return HeavyHitterSlot(self.size, self.recent)
+
+    def _kind(self) -> str:
+        return f"HeavyHitterCache({self.size}, {self.recent})"
 
     def expect(self, lengths: Tensor | None) -> None:
         if lengths is not None:

@@ -144,6 +144,7 @@ class Yarn(Plain):
     slow: float = 1.0
     truncate: bool = True
     attention: float | None = None
+    sizes: tuple[float, float] | None = None  # DeepSeek's mscale and mscale_all_dim
 
     def rates(self, rates: Tensor) -> Tensor:
         width = 2 * len(rates)
@@ -161,7 +162,10 @@ class Yarn(Plain):
 
     @property
     def size(self) -> float:
-        return self.attention if self.attention is not None else 0.1 * math.log(max(self.factor, 1.0)) + 1.0
+        if self.attention is not None:
+            return self.attention
+        above, below = (0.1 * x * math.log(max(self.factor, 1.0)) + 1.0 for x in self.sizes or (1.0, 0.0))
+        return above / below
 
 
 class Rotary(Positions):
@@ -175,8 +179,6 @@ class Rotary(Positions):
 
     """
 
-    rates: Tensor
-
     def __init__(
         self, width: int, base: float = 10000.0, interleaved: bool = False, scaling: Plain | None = None
     ) -> None:
@@ -186,12 +188,12 @@ class Rotary(Positions):
         self.width, self.interleaved = width, interleaved
         self.scaling = Plain() if scaling is None else scaling
         rates = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-        self.register_buffer("rates", self.scaling.rates(rates).float(), persistent=False)
+        self.rates = self.scaling.rates(rates).float()  # no buffer: in half precision far positions would be lost
 
-    def angles(self, first: int | Tensor, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def angles(self, first: int | Tensor, n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines, ``(n, width / 2)`` or ``(B, 1, n, width / 2)``."""
-        at = steps_from(first, n, self.rates.device)
-        angle = at[..., None].float() * self.rates
+        at = steps_from(first, n, device)
+        angle = at[..., None].float() * self.rates.to(device)
         if angle.ndim == 3:
             angle = angle[:, None]
         return (angle.cos() * self.scaling.size).to(dtype), (angle.sin() * self.scaling.size).to(dtype)
@@ -210,7 +212,9 @@ class Rotary(Positions):
     def place(
         self, q: Tensor, k: Tensor, first: int | Tensor = 0, *, keys: int, scale: float
     ) -> tuple[Tensor, Tensor, Bias | None]:
-        cos, sin = self.angles(first, q.shape[2], q.dtype)
+        if q.shape[3] < self.width:
+            raise ValueError(f"Rotary turns {self.width} features, and heads have {q.shape[3]}")
+        cos, sin = self.angles(first, q.shape[2], q.dtype, q.device)
         return self.turn(q, cos, sin), self.turn(k, cos, sin), None
 
 

@@ -15,6 +15,7 @@ from limelight.positions import Learned
 TYPES = ("bert",)
 PREFIX = "bert."
 COPIES = r"(embeddings\.position_ids|cls\.predictions\.decoder\..*)"
+TABLE = "embeddings.word_embeddings.weight"
 OTHERS = r"(pooler\.dense\..*|cls\.seq_relationship\..*)"
 
 

@@ -6,9 +6,10 @@ from functools import partial
 
 from torch import nn
 
-from limelight.models.configs import Config, has_head, need, refuse
+from limelight.models.configs import Config, need, refuse
+from limelight.models.heads import language_head, untied
 from limelight.models.links import Link, affine, by_head, layers, same
-from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention, TiedHead
+from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention
 from limelight.nn.feedforward import activation
 from limelight.positions import ALiBi
 
@@ -16,6 +17,7 @@ TYPES = ("bloom",)
 PREFIX = "transformer."
 COPIES = r"lm_head\.weight"
 OTHERS = ""
+TABLE = "word_embeddings.weight"
 
 
 def build(config: Config) -> LanguageModel:
@@ -30,7 +32,7 @@ def build(config: Config) -> LanguageModel:
 
     embedding = Embedding(vocabulary, width, norm=norm(width))
     decoder = Decoder((block() for _ in range(depth)), norm(width))
-    return LanguageModel(embedding, decoder, TiedHead(embedding.table) if has_head(config) else None)
+    return LanguageModel(embedding, decoder, language_head(config, embedding.table))
 
 
 def _named(config: Config) -> Config:
@@ -55,4 +57,5 @@ def links(config: Config) -> list[Link]:
         *affine("word_embeddings_layernorm", "embedding.norm"),
         *layers(depth, layer),
         *affine("ln_f", "stack.norm"),
+        *untied(config, "lm_head.weight"),
     ]

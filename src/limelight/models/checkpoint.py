@@ -45,8 +45,9 @@ def load(folder: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
     folder = Path(folder)
     config = _read_json(folder / _CONFIG, folder)
     architecture = _architecture(config, folder)
-    model: nn.Module = architecture.build(config)
     tensors = _plain_names(_read_weights(folder), architecture.PREFIX)
+    config = _completed(config, folder, tensors, architecture)
+    model: nn.Module = architecture.build(config)
     used = _fill(model, architecture.links(config), tensors, folder)
     rest = {n: x for n, x in tensors.items() if n not in used and not re.fullmatch(architecture.COPIES, n)}
     extra = sorted(name for name in rest if not re.fullmatch(architecture.OTHERS, name))
@@ -57,6 +58,49 @@ def load(folder: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
     model.config, model.others = dict(config), rest  # type: ignore[assignment]
     settle(model.parameters())
     return model.eval()
+
+
+_WITH_HEADS = {
+    "bert": "BertForMaskedLM",
+    "bloom": "BloomForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "marian": "MarianMTModel",
+    "mistral": "MistralForCausalLM",
+    "mt5": "MT5ForConditionalGeneration",
+    "t5": "T5ForConditionalGeneration",
+}
+_HEADS = ("lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight", "cls.predictions.bias")
+
+
+def _completed(
+    config: dict[str, Any], folder: Path, tensors: Mapping[str, Tensor], architecture: ModuleType
+) -> dict[str, Any]:
+    """The configuration with what it leaves to the tensors and to ``generation_config.json``."""
+    config = dict(config)
+    kind = config["model_type"]
+    heads = [name for name in _HEADS if name in tensors]
+    if isinstance(config.get("architectures"), str):
+        config["architectures"] = [config["architectures"]]
+    if not config.get("architectures") and kind in _WITH_HEADS:
+        usual = kind not in ("bert", "llama", "mistral", "gpt_neox")
+        config["architectures"] = [_WITH_HEADS[kind]] if heads or usual else []
+    table = tensors.get(architecture.TABLE)
+    for name in heads:
+        if table is not None and tensors[name].shape == table.shape and not torch.equal(tensors[name], table):
+            if kind == "bert":
+                raise ValueError(
+                    f"{folder}: {name} differs from the embedding's table, and only a tied head is supported"
+                )
+            config["tie_word_embeddings"] = False
+    beside = folder / "generation_config.json"
+    if beside.is_file():
+        more = _read_json(beside, folder)
+        for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id"):
+            if config.get(name) is None and more.get(name) is not None:
+                config[name] = more[name]
+    return config
 
 
 def save(model: nn.Module, folder: str | Path) -> None:
@@ -80,9 +124,16 @@ def save(model: nn.Module, folder: str | Path) -> None:
     (folder / _CONFIG).write_text(text + "\n", encoding="utf-8")
 
 
-def build(config: Mapping[str, Any]) -> nn.Module:
-    """A model of a known architecture with new parameters."""
+def build(config: Any) -> nn.Module:
+    """A model of a known architecture with new parameters, small enough to learn from (``initializer_range``)."""
+    if hasattr(config, "to_dict"):  # a configuration of transformers
+        config = config.to_dict()
     model: nn.Module = _architecture(config, Path("config")).build(config)
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=config.get("initializer_range") or 0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
     model.config, model.others = dict(config), {}  # type: ignore[assignment]
     return model
 

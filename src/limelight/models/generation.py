@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from limelight.cache import KVCache
 from limelight.masks import Mask, Padding
-from limelight.nn import LanguageModel, Seq2Seq
+from limelight.nn import Encoder, LanguageModel, Seq2Seq
 from limelight.problem import check_count
 
 
@@ -77,24 +77,28 @@ class _Run:
         self.context: Tensor | None = None
         self.lengths: Tensor | None = None  # of the prompts, where they differ
         self.ids = ids
-        if isinstance(model, Seq2Seq):
-            self.context, self.context_mask = model.encode(ids, mask=mask), mask
-            self.ids = ids.new_full((len(ids), 1), _start(model))
-        elif isinstance(model, LanguageModel):
-            if mask is not None:
-                self.lengths = _lengths(mask, ids)
-                self.ids = _end_together(ids, self.lengths)
-        else:
+        self.sources: Tensor | None = None  # lengths of the sources, where they differ
+        if not isinstance(model, (Seq2Seq, LanguageModel)) or isinstance(getattr(model, "stack", None), Encoder):
             raise TypeError(f"generate: {type(model).__name__} gives no logits of next tokens")
+        if model.head is None:
+            raise ValueError("generate: the model has no language-model head, so there are no logits to choose from")
+        if isinstance(model, Seq2Seq):
+            if cache is not None and cache.count:
+                raise ValueError("generate: this cache belongs to another source; begin with an empty one")
+            self.context = model.encode(ids, mask=mask)
+            self.sources = None if mask is None else _lengths(mask, ids)
+            self.ids = ids.new_full((len(ids), 1), _start(model))
+        elif mask is not None:
+            self.lengths = _lengths(mask, ids)
+            self.ids = _end_together(ids, self.lengths)
         if cache is not None:
             cache.expect(self.lengths)
 
     def logits(self, ids: Tensor) -> Tensor:
         """Of the token after the last of ``ids (B, n)``: all so far, or with a cache the new ones."""
         if self.context is not None:
-            found: Tensor = self.model.decode(
-                ids, self.context, context_mask=self.context_mask, cache=self.cache, last=True
-            )
+            real = None if self.sources is None else Padding(self.sources)
+            found: Tensor = self.model.decode(ids, self.context, context_mask=real, cache=self.cache, last=True)
         elif self.cache is not None or self.lengths is None:
             found = self.model(ids, cache=self.cache, last=True)
         else:  # without a cache, where prompts of different lengths end together
@@ -111,8 +115,8 @@ class _Run:
             self.cache.reorder(index)
         if self.context is not None:
             self.context = self.context[index]
-            if self.context_mask is not None:
-                self.context_mask = Padding(_lengths(self.context_mask, self.context)[index])
+            if self.sources is not None:
+                self.sources = self.sources[index]
         if self.lengths is not None:
             self.lengths = self.lengths[index]
 

@@ -6,9 +6,10 @@ from functools import partial
 
 from torch import nn
 
-from limelight.models.configs import Config, has_head, need, refuse
+from limelight.models.configs import Config, need, refuse
+from limelight.models.heads import language_head, untied
 from limelight.models.links import Link, affine, layers, same, turned, turned_thirds
-from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention, TiedHead
+from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention
 from limelight.nn.feedforward import activation
 from limelight.positions import Learned
 
@@ -16,6 +17,7 @@ TYPES = ("gpt2",)
 PREFIX = "transformer."
 COPIES = r"(h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight)"
 OTHERS = ""
+TABLE = "wte.weight"
 
 
 def build(config: Config) -> LanguageModel:
@@ -32,7 +34,7 @@ def build(config: Config) -> LanguageModel:
 
     embedding = Embedding(vocabulary, width, positions=Learned(places, width), dropout=config.get("embd_pdrop", 0.0))
     decoder = Decoder((block() for _ in range(depth)), norm(width))
-    return LanguageModel(embedding, decoder, TiedHead(embedding.table) if has_head(config) else None)
+    return LanguageModel(embedding, decoder, language_head(config, embedding.table))
 
 
 def links(config: Config) -> list[Link]:
@@ -50,4 +52,5 @@ def links(config: Config) -> list[Link]:
         same("wpe.weight", "embedding.positions.table.weight"),
         *layers(config["n_layer"], layer),
         *affine("ln_f", "stack.norm"),
+        *untied(config, "lm_head.weight"),
     ]

@@ -7,16 +7,17 @@ from functools import partial
 from torch import nn
 
 from limelight.masks import Causal, Window
-from limelight.models.configs import Config, has_head, need, refuse, rotary
+from limelight.models.configs import Config, need, refuse, rotary
+from limelight.models.heads import language_head, untied
 from limelight.models.links import Link, affine, layers, same
-from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention, TiedHead
+from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention
 from limelight.nn.feedforward import activation
-from limelight.nn.linear import Linear
 
 TYPES = ("llama", "mistral")
 PREFIX = "model."
 COPIES = r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
 OTHERS = ""
+TABLE = "embed_tokens.weight"
 
 
 def build(config: Config) -> LanguageModel:
@@ -34,7 +35,7 @@ def build(config: Config) -> LanguageModel:
             heads,
             kv_heads=config.get("num_key_value_heads") or heads,
             head_width=head_width,
-            bias=config.get("attention_bias", False),
+            bias=_has_bias(config),
             positions=positions,
             dropout=config.get("attention_dropout", 0.0),
         )
@@ -47,17 +48,17 @@ def build(config: Config) -> LanguageModel:
     mask = None if window is None else Causal() & Window(window - 1, 0)
     embedding = Embedding(vocabulary, width)
     decoder = Decoder((block() for _ in range(depth)), norm(width), mask)
-    head: nn.Module | None = None
-    if has_head(config):
-        tied = config.get("tie_word_embeddings", False)
-        head = TiedHead(embedding.table) if tied else Linear(width, vocabulary, bias=False)
-    return LanguageModel(embedding, decoder, head)
+    return LanguageModel(embedding, decoder, language_head(config, embedding.table, tied=False))
+
+
+def _has_bias(config: Config) -> bool:
+    return bool(config.get("attention_bias", False)) and config["model_type"] == "llama"
 
 
 def links(config: Config) -> list[Link]:
     projections = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "out"}
     parts = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
-    bias, mlp_bias = config.get("attention_bias", False), config.get("mlp_bias", False)
+    bias, mlp_bias = _has_bias(config), config.get("mlp_bias", False)
     layer = [
         same("layers.*.input_layernorm.weight", "stack.blocks.*.attention_norm.weight"),
         same("layers.*.post_attention_layernorm.weight", "stack.blocks.*.feed_forward_norm.weight"),
@@ -71,6 +72,4 @@ def links(config: Config) -> list[Link]:
         *layers(config["num_hidden_layers"], layer),
         same("norm.weight", "stack.norm.weight"),
     ]
-    if has_head(config) and not config.get("tie_word_embeddings", False):
-        found.append(same("lm_head.weight", "head.weight"))
-    return found
+    return found + untied(config, "lm_head.weight", tied=False)

@@ -19,6 +19,7 @@ from limelight.positions import Sinusoidal
 TYPES = ("marian",)
 PREFIX = "model."
 COPIES = r"((encoder|decoder)\.embed_(positions|tokens)\.weight|lm_head\.weight)"
+TABLE = "shared.weight"
 OTHERS = ""
 
 

@@ -6,16 +6,17 @@ from functools import partial
 
 from torch import nn
 
-from limelight.models.configs import Config, has_head, need, rotary
+from limelight.models.configs import Config, need, rotary
+from limelight.models.heads import language_head, untied
 from limelight.models.links import Link, affine, by_head, layers, same
-from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention, TiedHead
+from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention
 from limelight.nn.feedforward import activation
-from limelight.nn.linear import Linear
 
 TYPES = ("gpt_neox",)
 PREFIX = "gpt_neox."
 COPIES = r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"
 OTHERS = ""
+TABLE = "embed_in.weight"
 
 
 def build(config: Config) -> LanguageModel:
@@ -24,7 +25,7 @@ def build(config: Config) -> LanguageModel:
     norm = partial(nn.LayerNorm, eps=config.get("layer_norm_eps", 1e-5))
     # Before rotary_pct could be left out, a quarter was turned.
     named = {"rotary_pct": 0.25, **config}
-    positions = rotary(named, width // heads)
+    positions = rotary(named, width // heads, partial=True)
     act = activation(config.get("hidden_act", "gelu"))
     order = "parallel" if config.get("use_parallel_residual", True) else "pre"
 
@@ -41,11 +42,7 @@ def build(config: Config) -> LanguageModel:
 
     embedding = Embedding(vocabulary, width, dropout=config.get("hidden_dropout", 0.0))
     decoder = Decoder((block() for _ in range(depth)), norm(width))
-    head: nn.Module | None = None
-    if has_head(config):
-        tied = config.get("tie_word_embeddings", False)
-        head = TiedHead(embedding.table) if tied else Linear(width, vocabulary, bias=False)
-    return LanguageModel(embedding, decoder, head)
+    return LanguageModel(embedding, decoder, language_head(config, embedding.table, tied=False))
 
 
 def links(config: Config) -> list[Link]:
@@ -64,6 +61,4 @@ def links(config: Config) -> list[Link]:
         *layers(config["num_hidden_layers"], layer),
         *affine("final_layer_norm", "stack.norm"),
     ]
-    if has_head(config) and not config.get("tie_word_embeddings", False):
-        found.append(same("embed_out.weight", "head.weight"))
-    return found
+    return found + untied(config, "embed_out.weight", tied=False)

@@ -6,17 +6,18 @@ from functools import partial
 
 from torch import nn
 
-from limelight.models.configs import Config, has_head, need
+from limelight.models.configs import Config, need
+from limelight.models.heads import language_head, untied
 from limelight.models.links import Link, affine, layers, same
-from limelight.nn import Block, Decoder, Embedding, Encoder, FeedForward, MultiHeadAttention, Seq2Seq, TiedHead
+from limelight.nn import Block, Decoder, Embedding, Encoder, FeedForward, MultiHeadAttention, Seq2Seq
 from limelight.nn.feedforward import activation
-from limelight.nn.linear import Linear
 from limelight.positions import T5
 
 TYPES = ("t5", "mt5")
 PREFIX = ""
 COPIES = r"((encoder|decoder)\.embed_tokens\.weight|lm_head\.weight)"
 OTHERS = ""
+TABLE = "shared.weight"
 
 
 def _shape(config: Config) -> tuple[str, bool]:
@@ -30,10 +31,6 @@ def _shape(config: Config) -> tuple[str, bool]:
 def _depths(config: Config) -> tuple[int, int]:
     depth = config["num_layers"]
     return depth, config.get("num_decoder_layers") or depth
-
-
-def _tied(config: Config) -> bool:
-    return bool(config.get("tie_word_embeddings", True))
 
 
 def build(config: Config) -> Seq2Seq:
@@ -62,10 +59,9 @@ def build(config: Config) -> Seq2Seq:
     encoder = Encoder((block(before_and_after, False) for _ in range(encoding)), norm(width))
     decoder = Decoder((block(before, True) for _ in range(decoding)), norm(width))
     embedding = Embedding(vocabulary, width, dropout=drop)
-    head: nn.Module | None = None
-    if has_head(config):
-        scale = width**-0.5 if config.get("scale_decoder_outputs", _tied(config)) else 1.0
-        head = TiedHead(embedding.table, scale=scale) if _tied(config) else Linear(width, vocabulary, bias=False)
+    # T5 scales what it ties; mT5, which is tied in name only, does not.
+    scaled = config["model_type"] == "t5" and config.get("scale_decoder_outputs", True)
+    head = language_head(config, embedding.table, scale=width**-0.5 if scaled else 1.0)
     return Seq2Seq(embedding, encoder, embedding, decoder, head)
 
 
@@ -94,9 +90,7 @@ def links(config: Config) -> list[Link]:
             same(table, f"{stack}.blocks.0.attention.positions.table.weight"),
             same(f"{stack}.final_layer_norm.weight", f"{stack}.norm.weight"),
         ]
-    if has_head(config) and not _tied(config):
-        found.append(same("lm_head.weight", "head.weight"))
-    return found
+    return found + untied(config, "lm_head.weight")
 
 
 def _attention(theirs: str, ours: str) -> list[Link]:

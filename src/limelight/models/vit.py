@@ -16,6 +16,7 @@ from limelight.nn.feedforward import activation
 TYPES = ("vit",)
 PREFIX = "vit."
 COPIES = ""
+TABLE = ""
 OTHERS = r"(pooler\.dense\..*|classifier\..*)"
 
 

@@ -60,7 +60,7 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
-        if heads % kv_heads:
+        if heads < 1 or kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"heads = {heads} must be a multiple of kv_heads = {kv_heads}")
         if head_width is None and width % heads:
             raise ValueError(f"width = {width} is not a multiple of heads = {heads}; give head_width")
@@ -129,10 +129,10 @@ class MultiHeadAttention(nn.Module):
         if cache is not None and cache.context is not None:
             return cache.context
         k = _normed(self._split(self.key(context), self.kv_heads), self.key_norm)
-        found = k, self._split(self.value(context), self.kv_heads)
+        v = self._split(self.value(context), self.kv_heads)
         if cache is not None:
-            cache.context = found
-        return found
+            cache.context = k.detach(), v.detach()
+        return k, v
 
     @staticmethod
     def _split(x: Tensor, heads: int) -> Tensor:
@@ -168,8 +168,12 @@ class MultiHeadAttention(nn.Module):
         """As ``nn.MultiheadAttention(batch_first=True)``, where that can express it."""
         width, head_width = self.out.out_features, self.query.out_features // self.heads
         plain = self.kv_heads == self.heads and head_width * self.heads == width == self.value.out_features
+        plain = plain and self.scale == head_width**-0.5 and (self.query.bias is None) == (self.out.bias is None)
         if not plain or self.query_norm is not None or type(self.positions) is not Positions:
-            raise ValueError("nn.MultiheadAttention has no grouped heads, other widths, norms of q and k, or positions")
+            raise ValueError(
+                "nn.MultiheadAttention has no grouped heads, other widths, norms of q and k, positions, scale of its own, "
+                "or bias in some projections only"
+            )
         kdim = self.key.in_features
         has_bias = self.query.bias is not None
         theirs = nn.MultiheadAttention(

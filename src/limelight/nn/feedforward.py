@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from limelight.nn.linear import Linear
+from limelight.transforms import unusual
 
 
 class FeedForward(nn.Module):
@@ -45,9 +46,10 @@ class FeedForward(nn.Module):
 
 def tanh_gelu(x: Tensor) -> Tensor:
     """``x · sigmoid(2 √(2/π) (x + 0.044715 x³))``: GELU by a tanh, a few rows at a time while they lie in a cache."""
-    if torch.is_grad_enabled() and x.requires_grad:
+    if unusual() or x.ndim < 2 or (torch.is_grad_enabled() and x.requires_grad):
         return F.gelu(x, approximate="tanh")
     c = 2 * math.sqrt(2 / math.pi)
+    x = x.contiguous()
     out = torch.empty_like(x)
     for y, z in zip(x.flatten(0, -2).split(64), out.flatten(0, -2).split(64), strict=True):
         torch.mul(y, y, out=z).mul_(0.044715 * c).add_(c).mul_(y).sigmoid_().mul_(y)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,10 +57,13 @@ class Embedding(nn.Module):
         return out
 
 
-def lowered(mask: Mask | None, N: int, M: int) -> Mask | None:
+def lowered(mask: Any, N: int, M: int) -> Mask | None:
     """A mask in the form that every layer can use at once."""
     if mask is None:
         return None
+    if not isinstance(mask, Mask):
+        hint = "Padding(lengths) or Dense(tensor)" if isinstance(mask, Tensor) else "Padding(lengths)"
+        raise TypeError(f"mask must be a mask such as {hint}, not {type(mask).__name__}")
     spans, dense = mask.lower(N, M)
     if spans is None:
         return None if dense is None else Dense(dense)
@@ -69,8 +73,8 @@ def lowered(mask: Mask | None, N: int, M: int) -> Mask | None:
 class Encoder(nn.Module):
     """Blocks in which every token may attend to every other, and a norm at the end if there is one.
 
-    What ``Padding`` says is no token is not computed: the others are packed into one row, in which every sequence sees
-    itself alone, and in place of padding there are zeros.
+    What ``Padding`` says is no token is not computed where there are several sequences: the others are packed into one
+    row, in which each sequence sees itself alone. What stands in place of padding is of no meaning.
     """
 
     def __init__(self, blocks: Iterable[Block], norm: nn.Module | None = None) -> None:
@@ -157,6 +161,8 @@ class LanguageModel(nn.Module):
         ``first`` is the position of the first of them, for each batch element where they differ (and before 0 there is
         padding); a cache knows it itself. ``last`` asks for the last token's logits only.
         """
+        if cache is not None and isinstance(mask, Padding):
+            raise ValueError("with a cache, padding comes first: models.generate(…, mask=Padding(lengths)) arranges it")
         first = first if cache is None else cache.first()
         x = self.embedding(ids, first, segments)
         if isinstance(self.stack, Decoder):

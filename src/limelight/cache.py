@@ -116,6 +116,8 @@ class KVCache:
 
     """
 
+    _keeps_all = True  # so that padding can be told from what was dropped
+
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity if capacity is None else check_count("KVCache", "capacity", capacity, 1)
         self.slots: list[Slot] = []
@@ -123,6 +125,8 @@ class KVCache:
 
     def expect(self, lengths: Tensor | None) -> None:
         """Says how many tokens of a first batch are real, ``(B,)``, where padding comes before them."""
+        if lengths is not None and not self._keeps_all:
+            raise ValueError(f"{type(self).__name__}: sequences of different lengths need a KVCache")
         if lengths is None and self.count:
             return  # what comes next follows what is there
         if lengths is not None and self.count:
@@ -241,6 +245,8 @@ class WindowCache(KVCache):
     window of the model's own, counts the tokens that are kept, which are fewer between the first ones and the others.
     """
 
+    _keeps_all = False
+
     def __init__(self, window: int, first: int = 4) -> None:
         super().__init__()
         self.window = check_count("WindowCache", "window", window, 1)
@@ -251,10 +257,6 @@ class WindowCache(KVCache):
 
     def _kind(self) -> str:
         return f"WindowCache({self.window}, {self.sinks})"
-
-    def expect(self, lengths: Tensor | None) -> None:
-        if lengths is not None:
-            raise ValueError("WindowCache: sequences of different lengths need a KVCache")
 
     def mask(self, n: int) -> Mask | None:
         return Window(self.window - 1, 0) | First(self.sinks)
@@ -316,6 +318,8 @@ class HeavyHitterCache(KVCache):
     counts the keys that are kept.
     """
 
+    _keeps_all = False
+
     def __init__(self, size: int, recent: int | None = None) -> None:
         super().__init__()
         self.size = check_count("HeavyHitterCache", "size", size, 2)
@@ -326,10 +330,6 @@ class HeavyHitterCache(KVCache):
 
     def _kind(self) -> str:
         return f"HeavyHitterCache({self.size}, {self.recent})"
-
-    def expect(self, lengths: Tensor | None) -> None:
-        if lengths is not None:
-            raise ValueError("HeavyHitterCache: sequences of different lengths need a KVCache")
 
 
 class ByteSlot(Slot):

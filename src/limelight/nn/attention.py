@@ -171,7 +171,7 @@ class MultiHeadAttention(nn.Module):
         plain = plain and self.scale == head_width**-0.5 and (self.query.bias is None) == (self.out.bias is None)
         if not plain or self.query_norm is not None or type(self.positions) is not Positions:
             raise ValueError(
-                "nn.MultiheadAttention has no grouped heads, other widths, norms of q and k, positions, scale of its own, "
+                "nn.MultiheadAttention has no grouped heads, other widths, norms of q and k, positions, other scale, "
                 "or bias in some projections only"
             )
         kdim = self.key.in_features

@@ -139,8 +139,7 @@ template <class C> struct Ending {
     C inverse;     // what o is multiplied by
     C m, l;        // with the sink
 
-    C lse2() const { return nothing ? -kInf<C> : m + std::log2(l); }  // in units of log 2
-    C lse() const { return lse2() / kLog2e<C>; }
+    C lse() const { return nothing ? -kInf<C> : (m + std::log2(l)) / kLog2e<C>; }
 };
 
 template <class C> Ending<C> ending(const Problem& p, int64_t head, C m, C l) {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +11,10 @@ from torch import Tensor
 from limelight.backends import choose, native, ops, portable, run
 from limelight.indexing import places
 from limelight.masks import Mask
-from limelight.pictures import Picture, names_of, room, show, side_by_side
+from limelight.pictures import drawn, show
 from limelight.problem import DTYPES, Problem, batched, check_count, check_lead
 from limelight.questions import (
-    Block,
+    REDUCE,
     Distance,
     Entropy,
     Mass,
@@ -29,11 +28,9 @@ from limelight.questions import (
     Strongest,
     Top,
 )
-from limelight.reference import cooled, grouped, steps, to_masked
+from limelight.reference import cooled, steps, to_masked
 from limelight.transforms import stands_for_others, transformed
 
-_WEIGHTS = 2**22  # how many may exist at a time
-_REDUCE = ("mean", "max")
 _COARSE = 2.0**10  # from here on a log-sum-exp of float32 has too few digits to make weights from it
 
 
@@ -72,6 +69,8 @@ class Weights:
         >>> ll.Weights.from_dense(torch.eye(4)[None]).entropy()
         tensor([[0., 0., 0., 0.]])
         """
+        from limelight.given import GivenWeights
+
         return GivenWeights(matrix)
 
     @property
@@ -249,48 +248,11 @@ class Weights:
         <BLANKLINE>
 
         """
-        H, N, M = self.shape[-3:]
-        if reduce not in _REDUCE:
-            raise ValueError(f"show: reduce = {reduce!r}; there are 'mean' and 'max'")
-        heads = range(H) if head is None else [_at("head", head, H)]
-        tokens = _labels("tokens", "queries", tokens, N)
-        keys = _labels("keys", "keys", keys, M) if keys is not None else tokens if N == M else None
-        rows, cols = (min(n, most) for n, most in zip((N, M), room(on), strict=True))
-        with torch.no_grad():
-            lead = batch if isinstance(batch, tuple) else (batch,) * len(self.shape[:-3])
-            if len(lead) != len(self.shape) - 3 or 0 in self.shape:
-                raise ValueError(f"show: batch = {batch!r} does not choose one matrix with heads of {self.shape}")
-            chosen = self._picture((*lead, slice(None) if head is None else head), (rows, cols), reduce)
-        names = names_of(tokens, N, rows), names_of(keys, M, cols)
-        pictures = [Picture(f"head {h}", x, *names) for h, x in zip(heads, chosen.reshape(-1, rows, cols), strict=True)]
-        return show(pictures, on)
-
-    def _picture(self, at: tuple[Any, ...], shape: tuple[int, int], reduce: str) -> Tensor:
-        """Some heads as they are, or pooled where they are too large to be held or shown."""
-        heads = 1 if isinstance(at[-1], int) else self.shape[-3]
-        if heads * math.prod(self.shape[-2:]) > _WEIGHTS:
-            return self.pool(*shape, reduce)[at].cpu()
-        part = self[at]
-        if shape == self.shape[-2:]:
-            return part.float().cpu()
-        return Weights.from_dense(part.reshape(-1, *self.shape[-2:])).pool(*shape, reduce).cpu()
+        return show(self, tokens, keys, head, batch, reduce, on)
 
     def __repr__(self) -> str:
-        return self._described() + self._drawn()
-
-    def _drawn(self) -> str:
-        """The heads of the first batch element, where they are few and small."""
-        *lead, H, N, M = self.shape
         unknown = transformed() or self._device.type == "meta" or stands_for_others(*self._made_of())
-        small = N <= 16 and H * (2 * M + 3) <= 110 and 0 not in self.shape
-        if unknown or not small:
-            return ""
-        first = (0,) * len(lead)
-        with torch.no_grad():
-            heads = self[first] if lead else self.dense()
-        titles = [f"A[{', '.join(map(str, (*first, h)))}]" for h in range(H)]
-        pictures = [Picture(t, x, (), ()) for t, x in zip(titles, heads.cpu(), strict=True)]
-        return "\n" + side_by_side(pictures)
+        return self._described() + ("" if unknown else drawn(self))
 
     def _made_of(self) -> tuple[Tensor, ...]:
         return self._problem.q, self._problem.k
@@ -411,71 +373,6 @@ class Weights:
         return Mass(mask)
 
 
-class GivenWeights(Weights):
-    """A matrix that somebody already has."""
-
-    __slots__ = ("_matrix",)
-
-    def __init__(self, matrix: Tensor) -> None:
-        if not isinstance(matrix, Tensor) or not matrix.is_floating_point() or matrix.ndim < 3:
-            got = f"{matrix.dtype} {tuple(matrix.shape)}" if isinstance(matrix, Tensor) else type(matrix).__name__
-            raise TypeError(f"from_dense: give floats of shape (…, heads, queries, keys), not {got}")
-        self._matrix = matrix
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self._matrix.shape)
-
-    def __matmul__(self, v: Tensor) -> Tensor:
-        *lead, H, _, M = self.shape
-        if not isinstance(v, Tensor) or v.dtype not in DTYPES:
-            raise TypeError(
-                f"v must be a tensor of floats, not {v.dtype if isinstance(v, Tensor) else type(v).__name__}"
-            )
-        if v.ndim != self._matrix.ndim or list(v.shape[:-3]) != lead or v.shape[-2] != M or H % max(v.shape[-3], 1):
-            raise ValueError(
-                f"v {tuple(v.shape)} does not fit weights {self.shape}: it must be {(*lead, H, M)} and a width"
-            )
-        return self._led(grouped(batched(self._matrix).to(v.dtype), batched(v)))
-
-    def dense(self) -> Tensor:
-        return self._matrix
-
-    def __getitem__(self, index: Any) -> Tensor:
-        places(index, self.shape)
-        return self._matrix[index]
-
-    def _made_of(self) -> tuple[Tensor, ...]:
-        return (self._matrix,)
-
-    def _described(self) -> str:
-        return f"Weights.from_dense(shape={self.shape}, dtype={str(self._matrix.dtype).removeprefix('torch.')})"
-
-    @property
-    def _sizes(self) -> tuple[int, int, int, int]:
-        *lead, H, N, M = self.shape
-        return math.prod(lead), H, N, M
-
-    @property
-    def _device(self) -> torch.device:
-        return self._matrix.device
-
-    @property
-    def _answer_dtype(self) -> torch.dtype:
-        return torch.promote_types(self._matrix.dtype, torch.float32)
-
-    def _normalisers(self) -> Tensor:
-        return torch.log(batched(self._matrix).to(self._answer_dtype).sum(-1))
-
-    def _answers(self, questions: list[Question]) -> list[Any]:
-        return portable.ask_blocks(self._block, self._sizes, questions, again=False)  # its blocks are views
-
-    def _block(self, rows: slice) -> Block:
-        _, _, N, M = self._sizes
-        i, j = torch.arange(N, device=self._device)[rows], torch.arange(M, device=self._device)
-        return Block(batched(self._matrix)[:, :, rows].to(self._answer_dtype), i, j, N, M)
-
-
 class Transposed:
     """``Aᵀ``, which is not stored either."""
 
@@ -509,19 +406,6 @@ def _pool(shape: Any, reduce: str) -> Pool:
         rows, cols = shape
     except (TypeError, ValueError):
         raise TypeError(f"pool: give (rows, cols), not {shape!r}") from None
-    if reduce not in _REDUCE:
+    if reduce not in REDUCE:
         raise ValueError(f"pool: reduce = {reduce!r}; there are 'mean' and 'max'")
     return Pool(check_count("pool", "rows", rows, 1), check_count("pool", "cols", cols, 1), reduce)
-
-
-def _at(name: str, index: Any, n: int) -> int:
-    place = check_count("show", name, index, -n, n - 1)
-    return place % n
-
-
-def _labels(name: str, axis: str, labels: Sequence[str] | None, n: int) -> Sequence[str] | None:
-    if labels is not None and (isinstance(labels, str) or not hasattr(labels, "__len__")):
-        raise TypeError(f"show: {name} must be a list of names, not {labels!r}")
-    if labels is not None and len(labels) != n:
-        raise ValueError(f"show: {len(labels)} names for {n} {axis} ({name}=…)")
-    return labels

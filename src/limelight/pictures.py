@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
-from limelight.questions import cells
+from limelight.problem import check_count
+from limelight.questions import REDUCE, cells
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from torch import Tensor
+
+    from limelight.matrix import Weights
 
 _SHADES = " ·░▒▓█"  # nothing at all, little, and four quarters of the largest
 _COLOURS = ("", "#51127c", "#b73779", "#e75263", "#fc8961", "#fcb93d")
@@ -37,8 +41,6 @@ def names_of(tokens: Sequence[str] | None, n: int, shown: int) -> list[str]:
     """What to call the cells of an axis of ``n`` places: tokens, or positions, or the first position of each cell."""
     if shown == n:
         return [str(i) for i in range(n)] if tokens is None else [str(t) for t in tokens]
-    import torch
-
     return [str(int(i)) for i in cells(n, shown, torch.device("cpu"))[0]]
 
 
@@ -157,7 +159,7 @@ def _needs_matplotlib() -> None:
         raise ImportError("a figure needs matplotlib: pip install 'limelight[plot]'") from None
 
 
-def show(pictures: Sequence[Picture], on: Any) -> Any:
+def put(pictures: Sequence[Picture], on: Any) -> Any:
     """On a terminal, a console of rich, a new figure or the axes of one."""
     if on == "terminal" or isinstance(on, Console):
         return print_heatmaps(pictures, on if isinstance(on, Console) else Console(highlight=False))
@@ -169,3 +171,63 @@ def show(pictures: Sequence[Picture], on: Any) -> Any:
         draw(pictures[0], on)
         return on.figure
     raise TypeError(f"show: on = {on!r}; give 'terminal', 'figure', a rich Console or the axes of a matplotlib figure")
+
+
+_HELD = 2**22  # weights that may exist at a time, for a picture
+
+
+def show(
+    A: Weights,
+    tokens: Sequence[str] | None,
+    keys: Sequence[str] | None,
+    head: int | None,
+    batch: int | tuple[int, ...],
+    reduce: str,
+    on: Any,
+) -> Any:
+    """What ``Weights.show`` draws."""
+    *lead, H, N, M = A.shape
+    if reduce not in REDUCE:
+        raise ValueError(f"show: reduce = {reduce!r}; there are 'mean' and 'max'")
+    heads = range(H) if head is None else [check_count("show", "head", head, -H, H - 1) % H]
+    tokens = _labels("tokens", "queries", tokens, N)
+    keys = _labels("keys", "keys", keys, M) if keys is not None else tokens if N == M else None
+    rows, cols = (min(n, most) for n, most in zip((N, M), room(on), strict=True))
+    at = batch if isinstance(batch, tuple) else (batch,) * len(lead)
+    if len(at) != len(lead) or 0 in A.shape:
+        raise ValueError(f"show: batch = {batch!r} does not choose one matrix with heads of {A.shape}")
+    with torch.no_grad():
+        chosen = _part(A, (*at, slice(None) if head is None else head), (rows, cols), reduce)
+    names = names_of(tokens, N, rows), names_of(keys, M, cols)
+    return put([Picture(f"head {h}", x, *names) for h, x in zip(heads, chosen, strict=True)], on)
+
+
+def _part(A: Weights, at: tuple[Any, ...], shape: tuple[int, int], reduce: str) -> Tensor:
+    """Some heads ``(heads, rows, cols)``, as they are, or pooled where they are too large to be held or shown."""
+    heads = 1 if isinstance(at[-1], int) else A.shape[-3]
+    if heads * math.prod(A.shape[-2:]) > _HELD:
+        return A.pool(*shape, reduce)[at].reshape(heads, *shape).cpu()
+    part = A[at].reshape(heads, *A.shape[-2:])
+    if shape != A.shape[-2:]:
+        part = A.from_dense(part).pool(*shape, reduce)
+    return part.float().cpu()
+
+
+def drawn(A: Weights) -> str:
+    """The heads of the first batch element, where they are few and small."""
+    *lead, H, N, M = A.shape
+    if N > 16 or H * (2 * M + 3) > 110 or 0 in A.shape:
+        return ""
+    first = (0,) * len(lead)
+    with torch.no_grad():
+        heads = A[first] if lead else A.dense()
+    titles = [f"A[{', '.join(map(str, (*first, h)))}]" for h in range(H)]
+    return "\n" + side_by_side([Picture(t, x, (), ()) for t, x in zip(titles, heads.cpu(), strict=True)])
+
+
+def _labels(name: str, axis: str, labels: Sequence[str] | None, n: int) -> Sequence[str] | None:
+    if labels is not None and (isinstance(labels, str) or not hasattr(labels, "__len__")):
+        raise TypeError(f"show: {name} must be a list of names, not {labels!r}")
+    if labels is not None and len(labels) != n:
+        raise ValueError(f"show: {len(labels)} names for {n} {axis} ({name}=…)")
+    return labels

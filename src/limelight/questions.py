@@ -145,6 +145,9 @@ def cells(n: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return c * n // count, -(-(c + 1) * n // count)
 
 
+REDUCE = ("mean", "max")
+
+
 @dataclass(frozen=True)
 class Pool(Question):
     """A picture of ``rows × cols`` cells, each the mean or the largest of the weights that it covers."""

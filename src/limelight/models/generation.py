@@ -71,7 +71,7 @@ class Choice:
 class _Run:
     """A model in the middle of generation: tokens in, logits of the next out."""
 
-    def __init__(self, model: nn.Module, ids: Tensor, mask: Mask | None, cache: KVCache | None, new: int) -> None:
+    def __init__(self, model: nn.Module, ids: Tensor, mask: Mask | None, cache: KVCache | None) -> None:
         self.model: Any = model
         self.cache = cache
         self.context: Tensor | None = None
@@ -169,7 +169,7 @@ def stream(
     stops = _stops(model, stop)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     with _resting(model):
-        run = _Run(model, _checked(ids), mask, _cache(cache), max_new_tokens)
+        run = _Run(model, _checked(ids), mask, _cache(cache))
         all_ids, new = run.ids, run.ids
         real = None if run.lengths is None else _real(run.lengths, all_ids)
         ended = torch.zeros(len(all_ids), dtype=torch.bool)
@@ -256,7 +256,7 @@ def _beam_search(
     fill = _fill(model, stops)
     ended: list[list[tuple[float, Tensor]]] = [[] for _ in range(B)]
     with _resting(model):
-        run = _Run(model, ids, mask, _cache(cache), max_new_tokens)
+        run = _Run(model, ids, mask, _cache(cache))
         begun = run.ids.shape[1]
         prompts = run.lengths
         every = torch.arange(B).repeat_interleave(beams)
@@ -266,19 +266,18 @@ def _beam_search(
         real = None if run.lengths is None else _real(run.lengths, all_ids)
         total = torch.zeros(B, beams).masked_fill(torch.arange(beams) > 0, -torch.inf)  # all beams are one at first
         for step in range(1, check_count("generate", "max_new_tokens", max_new_tokens, 1) + 1):
-            found = how.scores(logits.log_softmax(-1), all_ids, real)
-            V = found.shape[-1]
-            scores = (total[:, :, None] + found.reshape(B, beams, V)).flatten(1)
+            each = how.scores(logits.log_softmax(-1), all_ids, real)
+            V = each.shape[-1]
+            scores = (total[:, :, None] + each.reshape(B, beams, V)).flatten(1)
             # Enough that beams remain when every stop token is among them.
             best = scores.topk(min((1 + len(stops)) * beams, scores.shape[1]), sorted=True)
             beam, token = best.indices // V, best.indices % V
             stopping = torch.isin(token, stops) | (best.values == -torch.inf)
-            for b in range(B):
-                for n in range(min(beams, token.shape[1])):
-                    if bool(torch.isin(token[b, n], stops)) and best.values[b, n] > -torch.inf:
-                        whole = torch.cat([all_ids[b * beams + int(beam[b, n])], token[b, n : n + 1]])
-                        ended[b].append((float(best.values[b, n]) / step**length_penalty, whole))
-                ended[b] = sorted(ended[b], key=lambda x: -x[0])[:beams]
+            stopped = torch.isin(token, stops) & (best.values > -torch.inf)
+            for b, n in stopped[:, :beams].nonzero().tolist():
+                whole = torch.cat([all_ids[b * beams + int(beam[b, n])], token[b, n : n + 1]])
+                ended[b].append((float(best.values[b, n]) / step**length_penalty, whole))
+            ended = [sorted(found, key=lambda x: -x[0])[:beams] for found in ended]
             keep = stopping.int().sort(dim=-1, stable=True).indices[:, :beams]  # the best that go on
             total = best.values.gather(1, keep).masked_fill(stopping.gather(1, keep), -torch.inf)
             rows = (torch.arange(B)[:, None] * beams + beam.gather(1, keep)).flatten()

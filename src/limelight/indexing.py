@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 
-def places(index: Any, shape: Sequence[int]) -> tuple[list[list[int]], list[int]]:
-    """The places on each axis that an index means, and the shape of what it gives."""
+class Places(NamedTuple):
+    """The places on each axis that an index means, and the shape of what it gives.
+
+    Where it is ``paired``, those of the last two axes belong together, one query and one key each.
+    """
+
+    chosen: list[list[int]]
+    shape: list[int]
+    paired: bool
+
+
+def places(index: Any, shape: Sequence[int]) -> Places:
+    """What an index means for a matrix ``(…, heads, queries, keys)``."""
     parts = list(index) if isinstance(index, tuple) else [index]
     if sum(x is Ellipsis for x in parts) > 1:
         raise IndexError("A[…]: an index can have one ellipsis only")
@@ -17,19 +31,39 @@ def places(index: Any, shape: Sequence[int]) -> tuple[list[list[int]], list[int]
         raise IndexError(f"A[…]: {len(shape) - missing} indices for {len(shape)} axes {tuple(shape)}")
     at = next((n for n, x in enumerate(parts) if x is Ellipsis), len(parts))
     parts[at : at + 1] = [slice(None)] * missing
+    many = [_several(x) for x in parts[-2:]]
+    if paired := all(x is not None for x in many):
+        parts[-2:] = many
+        if len(many[0]) != len(many[1]):
+            raise IndexError(f"A[…]: {len(many[0])} queries and {len(many[1])} keys are no pairs")
     chosen, result = [], []
     for axis, (x, n) in enumerate(zip(parts, shape, strict=True)):
         if isinstance(x, slice):
             at_axis = list(range(*x.indices(n)))
             result.append(len(at_axis))
-        elif (x := _whole(x)) is not None:
-            if not -n <= x < n:
-                raise IndexError(f"A[…]: index {x} is out of range for axis {axis} of {tuple(shape)}")
-            at_axis = [x % n]
+        elif paired and axis >= len(shape) - 2:
+            at_axis = [_within(y, n, axis, shape) for y in x]
+        elif (whole := _whole(x)) is not None:
+            at_axis = [_within(whole, n, axis, shape)]
         else:
-            raise TypeError(f"A[…]: integers, slices and '...' are indices, not {type(parts[axis]).__name__}")
+            raise TypeError(
+                f"A[…]: integers, slices, '...' and two lists of queries and keys are indices, not {type(x).__name__}"
+            )
         chosen.append(at_axis)
-    return chosen, result
+    return Places(chosen, [*result, len(many[0])] if paired else result, paired)
+
+
+def _within(x: int, n: int, axis: int, shape: Sequence[int]) -> int:
+    if not -n <= x < n:
+        raise IndexError(f"A[…]: index {x} is out of range for axis {axis} of {tuple(shape)}")
+    return x % n
+
+
+def _several(x: Any) -> Any:
+    """A list of integers, or None."""
+    if isinstance(x, Tensor):
+        return x.tolist() if x.ndim == 1 and not x.is_floating_point() and x.dtype != torch.bool else None
+    return list(x) if isinstance(x, (list, range)) and all(_whole(y) is not None for y in x) else None
 
 
 def _whole(x: Any) -> int | None:

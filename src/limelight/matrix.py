@@ -28,10 +28,16 @@ from limelight.questions import (
     Strongest,
     Top,
 )
-from limelight.reference import cooled, steps, to_masked
+from limelight.reference import cooled, logits_of, steps, to_masked
 from limelight.transforms import stands_for_others, transformed
 
-_COARSE = 2.0**10  # from here on a log-sum-exp of float32 has too few digits to make weights from it
+_PAIRS = 2**22  # numbers of q and k that pairs gather at a time
+_COARSE = 2.0**10
+
+
+def _coarse(lse: Tensor) -> bool:
+    """Whether a log-sum-exp of float32 has too few digits to make weights from it."""
+    return not transformed() and bool((lse.isfinite() & (lse.abs() > _COARSE)).any())
 
 
 class Weights:
@@ -94,6 +100,27 @@ class Weights:
         return self._device
 
     @property
+    def mask(self) -> Mask | None:
+        """Which keys a query may attend to; all where None."""
+        return self._problem.mask
+
+    def changed(self, **options: Any) -> Weights:
+        """The same queries and keys with other options of ``weights``.
+
+        >>> import torch, limelight as ll
+        >>> A = ll.weights(torch.eye(2)[None], torch.eye(2)[None])
+        >>> bool((A.changed(temperature=2.0).entropy() > A.entropy()).all())
+        True
+        """
+        p = self._problem
+        known = {name: getattr(p, name) for name in ("mask", "bias", "scale", "softcap", "sink", "temperature")}
+        if wrong := options.keys() - known.keys():
+            raise TypeError(f"changed: there is no option {sorted(wrong)[0]!r}; there are {', '.join(known)}")
+        lead = self.shape[:-3]
+        q, k = (x.reshape(*lead, *x.shape[1:]) if len(lead) != 1 else x for x in (p.q, p.k))
+        return Weights(Problem(q, k, **{**known, **options}))
+
+    @property
     def T(self) -> Transposed:
         """``Aᵀ``, for products with what is sent back from queries to keys."""
         return Transposed(self)
@@ -115,18 +142,23 @@ class Weights:
     def __getitem__(self, index: Any) -> Tensor:
         """Any part of it, exactly: integers, slices and an ellipsis over ``(…, heads, queries, keys)``.
 
+        Two lists at the end are pairs, each a query and a key.
+
         >>> import torch, limelight as ll
         >>> A = ll.weights(torch.randn(2, 100, 8), torch.randn(2, 100, 8), mask=ll.Causal())
         >>> A[1, 50, 40:60:2].shape
         torch.Size([10])
+        >>> A[:, [7, 50], [7, 49]].shape
+        torch.Size([2, 2])
         """
-        chosen, shape = places(index, self.shape)
+        chosen, shape, paired = places(index, self.shape)
         *lead, heads, rows, cols = (torch.tensor(x, dtype=torch.long, device=self._device) for x in chosen)
         B = self._sizes[0]
         batch = torch.arange(B, device=self._device).reshape(self.shape[:-3])
         for axis, at in enumerate(lead):
             batch = batch.index_select(axis, at)
-        return self._crop(batch.reshape(-1), heads, rows, cols).reshape(shape)
+        crop = self._pairs if paired else self._crop
+        return crop(batch.reshape(-1), heads, rows, cols).reshape(shape)
 
     def entropy(self) -> Tensor:
         """``-Σ a log a`` of each row, in nats: how spread out each query's attention is, ``(…, heads, queries)``."""
@@ -251,11 +283,12 @@ class Weights:
         return show(self, tokens, keys, head, batch, reduce, on)
 
     def __repr__(self) -> str:
-        unknown = transformed() or self._device.type == "meta" or stands_for_others(*self._made_of())
+        unknown = transformed() or self._device.type == "meta" or stands_for_others(*self.tensors())
         return self._described() + ("" if unknown else drawn(self))
 
-    def _made_of(self) -> tuple[Tensor, ...]:
-        return self._problem.q, self._problem.k
+    def tensors(self) -> list[Tensor]:
+        """What it is made of, and a gradient may flow to."""
+        return self._problem.tensors()
 
     def _described(self) -> str:
         p = self._problem
@@ -306,10 +339,31 @@ class Weights:
         q = pick(p.q)[:, :, rows].to(p.compute_dtype)
         k = p.k[batch[:, None], heads // (H // Hkv)][:, :, cols].to(p.compute_dtype)
         lse = pick(self._normalisers())[:, :, rows, None]
-        if not transformed() and bool((lse.isfinite() & (lse.abs() > _COARSE)).any()):
+        if _coarse(lse):
             return pick(steps(p, None).weights)[:, :, rows][..., cols]
         masked = to_masked(p, q, k, rows, cols, pick)[4]
         return torch.exp(cooled(masked, p.temperature) - torch.where(lse == -torch.inf, 0.0, lse))
+
+    def _pairs(self, batch: Tensor, heads: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """The weights at queries ``i`` and keys ``j``, side by side: ``(batch, heads, pairs)``."""
+        p = self._problem
+        _, H, Hkv, _, _, _ = p.sizes
+        many = max(1, _PAIRS // max(1, len(batch) * len(heads) * p.q.shape[3]))
+        if len(i) > many:
+            parts = zip(i.split(many), j.split(many), strict=True)
+            return torch.cat([self._pairs(batch, heads, *part) for part in parts], -1)
+
+        def pick(x: Tensor) -> Tensor:  # (B, H, pairs, 1)
+            return x.expand(*p.sizes[:2], *x.shape[-2:])[batch[:, None], heads]
+
+        lse = self._normalisers()[batch[:, None], heads][:, :, i]
+        if _coarse(lse):
+            (rows, at_row), (cols, at_col) = (x.unique(return_inverse=True) for x in (i, j))
+            return self._crop(batch, heads, rows, cols)[:, :, at_row, at_col]
+        q = p.q[batch[:, None], heads][:, :, i].to(p.compute_dtype)
+        k = p.k[batch[:, None], heads // (H // Hkv)][:, :, j].to(p.compute_dtype)
+        logits = logits_of(p, (q * k).sum(-1, keepdim=True), i[:, None], j[:, None], pick)[-2]
+        return torch.exp(cooled(logits, p.temperature)[..., 0] - torch.where(lse == -torch.inf, 0.0, lse))
 
     def _one(self, question: Question) -> Tensor:
         (answer,) = self._ask([question])

@@ -75,7 +75,7 @@ def side_by_side(pictures: Sequence[Picture]) -> str:
 
 def heatmap(picture: Picture) -> Text:
     """With the names of the rows at the left and those of the columns on top, letter below letter."""
-    rows, cols = ([_short(name) for name in names] for names in (picture.rows, picture.cols))
+    rows, cols = ([short(name) for name in names] for names in (picture.rows, picture.cols))
     margin = max(map(len, rows), default=0)
     height = max(map(len, cols), default=0)
     text = Text(f"{picture.title}\n", style="bold", no_wrap=True, end="")
@@ -95,7 +95,8 @@ def heatmap(picture: Picture) -> Text:
     return text
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
+    """A token in a few characters that can be seen."""
     name = name.replace("\n", "↵").replace("\t", "⇥") or "∅"
     name = "".join(c if c.isprintable() else "�" for c in name)
     return name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
@@ -138,7 +139,7 @@ def draw(picture: Picture, axis: Axes) -> None:
         ticks = range(0, len(names), step)
         rotation = 90 if which == "x" and max(map(len, names), default=0) > 2 else 0
         getattr(axis, f"set_{which}ticks")(
-            ticks, [_short(names[i]).replace("$", r"\$") for i in ticks], fontsize=7, rotation=rotation
+            ticks, [short(names[i]).replace("$", r"\$") for i in ticks], fontsize=7, rotation=rotation
         )
     axis.set_xlabel("keys", fontsize=8)
     axis.set_ylabel("queries", fontsize=8)

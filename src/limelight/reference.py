@@ -92,16 +92,25 @@ def to_masked(
 
     Where ``q`` and ``k`` are only some of the batch elements and heads, ``pick`` picks them from ``(B, H, …)``.
     """
+    fitting = None if pick is None else lambda x: pick(x.expand(*p.sizes[:2], *x.shape[-2:]))
+    return logits_of(p, grouped(q, k.mT), i[:, None], j[None, :], fitting)
+
+
+def logits_of(
+    p: Problem, scores: Tensor, i: Tensor, j: Tensor, pick: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """The steps from the scores of queries ``i`` and keys ``j``, which broadcast, to masked logits.
+
+    ``pick`` makes what is known for all batch elements and heads fit the scores.
+    """
     _, _, _, N, M, _ = p.sizes
-    i, j = i[:, None], j[None, :]
 
     def fitting(x: Tensor) -> Tensor:
-        return x if pick is None else pick(x.expand(*p.sizes[:2], *x.shape[-2:]))
+        return x if pick is None else pick(x)
 
-    scores = grouped(q, k.mT)
     scaled = scores * p.scale
     capped = scaled if p.softcap is None else p.softcap * torch.tanh(scaled / p.softcap)
-    biased = capped if p.bias is None else capped + fitting(p.bias.values(i, j, N, M, q.dtype))
+    biased = capped if p.bias is None else capped + fitting(p.bias.values(i, j, N, M, scores.dtype))
     allowed = None if p.mask is None else fitting(p.mask.allows(i, j, N, M))
     masked = biased if allowed is None else biased.masked_fill(~allowed, -torch.inf)
     return scores, scaled, capped, biased, masked, allowed

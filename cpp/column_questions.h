@@ -1,11 +1,15 @@
 // What is asked of the columns and of the whole of the weights, once the log-sum-exp of every row is known.
 //
-// A block of weights is P = 2^((logit − m) − log₂ Σ), in one step, and everything is a sum over it.
+// A block of weights is P = 2^((logit − m) − log₂ Σ), in one step, and everything is a sum over it. Entropies and
+// distances, which are sums over rows, come along where the normalisers are known beforehand.
 #pragma once
+
+#include <type_traits>
 
 #include "cells.h"
 #include "diagonals.h"
 #include "product.h"
+#include "row_questions.h"
 #include "walk.h"
 
 namespace limelight::LIMELIGHT_ISA {
@@ -16,6 +20,8 @@ template <class C> struct ColumnDesk {
     C* received;        // (heads abreast, keys of the task, vector): sums that are folded at the end
     C* u;               // (strip, lane, feature)
     C* panel;           // for diagonals
+    C *spread, *distance;  // by strip and lane: Σ a log₂ a, Σ a |position − key|
+    C* ones;
     bool *strange;      // by strip: some log-sum-exp is not finite
     bool *finite;       // by strip: all of u
     int32_t *up, *down; // by strip and lane: the first and the last cell of the picture that the row is in
@@ -30,6 +36,9 @@ template <class C> ColumnDesk<C> lay_out_columns(const Problem& p, const Questio
     desk.received = arena.take<C>(a.received ? c.abreast * c.chunk * kWidth<C> : 0);
     desk.u = arena.take<C>(strips * lanes * whole_vectors<C>(a.width));
     desk.panel = arena.take<C>(a.diagonals ? kDiagonalPanel<C> : 0);
+    desk.spread = arena.take<C>(a.entropy ? strips * lanes : 0);
+    desk.distance = arena.take<C>(a.distance ? strips * lanes : 0);
+    desk.ones = arena.take<C>(lanes);
     desk.strange = arena.take<bool>(strips);
     desk.finite = arena.take<bool>(strips);
     desk.up = arena.take<int32_t>(a.pool ? strips * lanes : 0);
@@ -46,6 +55,8 @@ template <class C>
 void prepare(const Problem& p, const Questions& a, const Task& t, const ColumnDesk<C>& desk, int64_t i) {
     const Strip<C>& x = desk.party.strips[i];
     desk.strange[i] = false;
+    for (C* sums : {a.entropy ? desk.spread : nullptr, a.distance ? desk.distance : nullptr})
+        if (sums) std::fill_n(sums + i * kMaxLanes<C>, kMaxLanes<C>, C(0));
     const int64_t all = p.B * p.Hq * p.N;
     for (int r = 0; r < x.lanes(); ++r) {
         if (r >= x.row_count) {
@@ -72,22 +83,34 @@ void prepare(const Problem& p, const Questions& a, const Task& t, const ColumnDe
     desk.finite[i] = all_finite<C>({reinterpret_cast<const char*>(u), kType<C>, pitch}, x.row_count, a.width);
 }
 
-// s = 2^((s − m) − l), whose sums over the lanes are added to `received` unless that is null.
-template <class C, int NV> void weights(const Strip<C>& x, const Block<C>& b, C* received) {
+// s = 2^((s − m) − l), whose sums over the lanes are added to `received` unless that is null, and the sums of
+// s log₂ s, lane by lane, to `spread` where they are asked for.
+template <class C, int NV, bool kSpread> void weights(const Strip<C>& x, const Block<C>& b, C* received, C* spread) {
     constexpr int W = kWidth<C>;
-    Vec<C> m[NV], l[NV];
+    Vec<C> m[NV], l[NV], sums[NV] = {};
     for (int v = 0; v < NV; ++v) m[v] = load(x.m + v * W), l[v] = load(x.l + v * W);
     for (int64_t j = 0; j < b.n; ++j) {
         Vec<C> total{};
 #pragma GCC unroll 3
         for (int v = 0; v < NV; ++v) {
             C* s = b.s + (j * NV + v) * W;
-            const Vec<C> weight = exp2(load(s) - m[v] - l[v]);
+            const Vec<C> log = load(s) - m[v] - l[v], weight = exp2(log);
+            if constexpr (kSpread) sums[v] += weight * larger(log, Vec<C>{} + kLowest<C>);
             store(s, weight);
             total += weight;
         }
         if (received) store(received + j * W, load(received + j * W) + total);
     }
+    for (int v = 0; kSpread && v < NV; ++v) store(spread + v * W, load(spread + v * W) + sums[v]);
+}
+
+template <class C> void weights(const Strip<C>& x, const Block<C>& b, C* received, C* spread) {
+    const auto of = [&](auto with) {
+        constexpr bool kSpread = decltype(with)::value;
+        (x.vectors == 3 ? weights<C, 3, kSpread> : x.vectors == 2 ? weights<C, 2, kSpread> : weights<C, 1, kSpread>)(
+            x, b, received, spread);
+    };
+    spread ? of(std::true_type{}) : of(std::false_type{});
 }
 
 // f(first row, one after the last, head) for every run of rows of one head.
@@ -198,21 +221,22 @@ void ask_columns(const Problem& p, const Questions& a, const Cut& c, const Task&
         desk.left[i] = int32_t(cols.begin(share.picture.first + i));
         desk.right[i] = int32_t(cols.end(share.picture.first + i));
     }
+    std::fill_n(desk.ones, kMaxLanes<C>, C(1));
     const bool one_head = !c.grouped;  // to a strip
     const bool sums = a.received && one_head;
     const int64_t keys = task.end - task.begin;
     if (sums) std::memset(desk.received, 0, c.abreast * keys * W * sizeof(C));
-    const bool only_diagonals = a.diagonals && !a.received && !a.sent.data && !a.pool && !a.products;
+    const bool only_diagonals = a.diagonals && !a.received && !a.sent.data && !a.pool && !a.products && !a.entropy && !a.distance;
 
     const auto see = [&](int64_t i, const Strip<C>& x, const Operand& k, const Operand&, const Block<C>& b, Range partial) {
         if (only_diagonals && beyond(x, b, a.radius)) return;
         const auto logits_of = x.vectors == 3 ? logits<C, 3> : x.vectors == 2 ? logits<C, 2> : logits<C, 1>;
-        const auto weights_of = x.vectors == 3 ? weights<C, 3> : x.vectors == 2 ? weights<C, 2> : weights<C, 1>;
         const int64_t side = c.abreast > 1 ? i : 0;
         C* received = sums ? desk.received + (side * keys + b.first - task.begin) * W : nullptr;
         const bool strange = desk.strange[i];
         logits_of(x, k, b, partial, nullptr, party.spare);
-        weights_of(x, b, strange ? nullptr : received);
+        weights(x, b, strange ? nullptr : received, a.entropy ? desk.spread + i * kMaxLanes<C> : nullptr);
+        if (a.distance) add_distances(b, desk.ones, desk.distance + i * kMaxLanes<C>);
         if (strange) clear_forbidden(b, b.s);
         if (a.received && (strange || !one_head))
             for_heads(b, [&](int from, int end, int64_t head) {
@@ -238,6 +262,13 @@ void ask_columns(const Problem& p, const Questions& a, const Cut& c, const Task&
         gather_party(p, c, t, party);
         for (int64_t i = 0; i < party.count; ++i) prepare(p, a, t, desk, i);
         walk(p, party, t, see, done);
+        for (int64_t i = 0; (a.entropy || a.distance) && i < party.count; ++i)
+            for (int r = 0; r < party.strips[i].row_count; ++r) {
+                const Row& row = party.strips[i].rows[r];
+                const int64_t from = i * kMaxLanes<C> + r, to = row.head * p.N + row.query;
+                if (a.entropy) reinterpret_cast<C*>(share.entropy)[to] = -desk.spread[from] / kLog2e<C>;
+                if (a.distance) reinterpret_cast<C*>(share.distance)[to] = desk.distance[from];
+            }
     }
     for (int64_t side = 0; sums && side < c.abreast; ++side) {
         C* to = reinterpret_cast<C*>(a.received) + (t.batch * p.Hq + t.unit + side) * p.M + t.begin;

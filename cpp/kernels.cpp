@@ -59,7 +59,7 @@ void write_row(const Problem& p, int64_t batch, const Row& row, const Ending<C>&
         E* to = reinterpret_cast<E*>(address(p.out, batch, row.head, row.query));
         for (int64_t d = 0; d < p.Dv; ++d) to[d] = narrow<E>(end.nothing ? C(0) : o[d] * end.inverse);
     });
-    if (p.lse) reinterpret_cast<C*>(p.lse)[(batch * p.Hq + row.head) * p.N + row.query] = end.lse();
+    if (p.lse) put_normalisers(p, batch, row, end);
 }
 
 // Running sums of a row, when the keys are split: m, l, o.

@@ -39,7 +39,7 @@ struct Spans {
 struct Problem {
     int64_t B, Hq, Hkv, N, M, D, Dv;
     Rows q, k, v, out;  // out is written
-    char* lse;          // (B, Hq, N) in the compute type, or null
+    char* lse;          // in the compute type: (3, B, Hq, N) to be written or asked from, (B, Hq, N) for gradients
     Spans spans;
     Grid mask, bias;
     // In the compute type, by query head; null where absent.
@@ -138,6 +138,7 @@ struct Picture {
 
 // What a task that answers questions adds up for itself, because others have a share in it.
 struct Share {
+    char *entropy, *distance;  // (Hq, N) in the compute type
     char* diagonals;   // (Hq, N + M − 1) in the compute type
     Picture picture;
     double* products;  // (Hq, Hq)

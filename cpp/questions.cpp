@@ -67,6 +67,9 @@ void ask_columns(const Problem& p, const Questions& a, const Kernels& k, int thr
     const size_t diagonals = a.diagonals ? p.Hq * all * number : 0;
     const int64_t products = a.products ? p.Hq * p.Hq : 0;
     std::vector<char> diagonal_parts(diagonals * p.B * cut.chunks);
+    const size_t rows = p.Hq * p.N * number;
+    std::vector<char> entropy_parts(a.entropy ? rows * p.B * cut.chunks : 0);
+    std::vector<char> distance_parts(a.distance ? rows * p.B * cut.chunks : 0);
     std::vector<double> product_parts(products * p.B * cut.chunks);
 
     const Cells cols{p.M, a.pool_cols};
@@ -93,6 +96,8 @@ void ask_columns(const Problem& p, const Questions& a, const Kernels& k, int thr
         const int64_t part = t.batch * cut.chunks + chunk;
         Share share{};
         share.diagonals = diagonal_parts.data() + part * diagonals;
+        if (a.entropy) share.entropy = entropy_parts.data() + part * rows;
+        if (a.distance) share.distance = distance_parts.data() + part * rows;
         if (a.pool) share.picture = pictures[part];
         share.products = product_parts.data() + part * products;
         k.ask_columns(p, a, cut, t, share, scratch);
@@ -102,6 +107,12 @@ void ask_columns(const Problem& p, const Questions& a, const Kernels& k, int thr
         if (a.diagonals)
             (p.wide() ? add_up<double> : add_up<float>)(diagonal_parts.data() + batch * cut.chunks * diagonals, cut.chunks,
                                                         p.Hq * all, a.diagonals + batch * diagonals);
+        const auto put_rows = [&](const std::vector<char>& parts, char* to) {
+            (p.wide() ? add_up<double> : add_up<float>)(parts.data() + batch * cut.chunks * rows, cut.chunks, p.Hq * p.N,
+                                                        to + batch * rows);
+        };
+        if (a.entropy) put_rows(entropy_parts, a.entropy);
+        if (a.distance) put_rows(distance_parts, a.distance);
         if (a.products)
             (p.wide() ? put_products<double> : put_products<float>)(product_parts.data() + batch * cut.chunks * products,
                                                                     cut.chunks, p.Hq, a.products + batch * products * number);
@@ -120,6 +131,26 @@ void ask_columns(const Problem& p, const Questions& a, const Kernels& k, int thr
 
 }  // namespace
 
+namespace {
+
+template <class C> bool finite_normalisers(const Problem& p) {
+    const int64_t all = p.B * p.Hq * p.N;
+    const C* l = reinterpret_cast<const C*>(p.lse) + 2 * all;
+    return std::all_of(l, l + all, [](C x) { return x - x == C(0); });
+}
+
+constexpr size_t kParts = 32 << 20;
+
+// Whether what is asked of rows can come along with the columns: sums alone, of rows whose normalisers are known, and
+// not too much of what the chunks of keys have of them.
+bool rows_come_along(const Problem& p, const Questions& a, const Kernels& k) {
+    if (!a.known || !(a.entropy || a.distance) || a.mass || a.top || !a.of_columns()) return false;
+    const size_t parts = p.B * p.Hq * p.N * (p.wide() ? 8 : 4) * k.cut_columns(p, a).chunks;
+    return parts <= kParts && (p.wide() ? finite_normalisers<double> : finite_normalisers<float>)(p);
+}
+
+}  // namespace
+
 void ask(const Problem& problem, const Questions& a, int threads) {
     const Kernels& k = kernels();
     Problem p = problem;
@@ -127,9 +158,12 @@ void ask(const Problem& problem, const Questions& a, int threads) {
     const std::unique_ptr<char[]> reach = find_reach(p, k, threads);
     Problem unreached = p;  // for questions in which weights that vanish have a part, or a place
     unreached.reach = nullptr;
-    if (a.of_rows()) ask_rows(a.top ? unreached : p, a, k, threads);
+    const bool along = rows_come_along(p, a, k);
+    Questions columns = a;
+    if (!along) columns.entropy = columns.distance = nullptr;
+    if (a.of_rows() && !along) ask_rows(a.top ? unreached : p, a, k, threads);
     const bool everywhere = a.products || (a.sent.data && !a.finite);
-    if (a.of_columns()) ask_columns(everywhere ? unreached : p, a, k, threads);
+    if (a.of_columns()) ask_columns(everywhere ? unreached : p, columns, k, threads);
 }
 
 }  // namespace limelight

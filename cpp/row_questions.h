@@ -233,12 +233,7 @@ void answer(const Problem& p, const Questions& a, int64_t batch, const Row& row,
     const int64_t at = (batch * p.Hq + row.head) * p.N + row.query;
     const Ending<C> end = ending(p, row.head, record.m, record.l);
     const auto put = [at](char* to, C x) { reinterpret_cast<C*>(to)[at] = x; };
-    if (!a.known) {
-        const int64_t all = p.B * p.Hq * p.N * int64_t(sizeof(C));
-        put(p.lse, end.lse());
-        put(p.lse + all, end.nothing ? C(0) : end.m);
-        put(p.lse + 2 * all, end.nothing ? C(0) : std::log2(end.l));
-    }
+    if (!a.known) put_normalisers(p, batch, row, end);
     if (a.entropy) {
         // log a = (logit − m) log 2 − above, where `above` is how far the log-sum-exp lies above the largest logit.
         const C above = (end.m - record.m + std::log2(end.l)) / kLog2e<C>;

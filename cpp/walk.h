@@ -155,4 +155,14 @@ template <class C> Ending<C> ending(const Problem& p, int64_t head, C m, C l) {
     return {false, grown / l * C(1 / (1 - p.dropout)), m, l};
 }
 
+// What weights are made from: the log-sum-exp of a row and, apart, its largest logit and the logarithm of its sum, in
+// units of log 2.
+template <class C> void put_normalisers(const Problem& p, int64_t batch, const Row& row, const Ending<C>& end) {
+    const int64_t all = p.B * p.Hq * p.N;
+    C* to = reinterpret_cast<C*>(p.lse) + (batch * p.Hq + row.head) * p.N + row.query;
+    to[0] = end.lse();
+    to[all] = end.nothing ? C(0) : end.m;
+    to[2 * all] = end.nothing ? C(0) : std::log2(end.l);
+}
+
 }  // namespace limelight::LIMELIGHT_ISA

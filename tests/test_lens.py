@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import subprocess
 import sys
@@ -482,7 +481,9 @@ def test_what_is_kept() -> None:
     assert answers[name].top.indices.shape == (3, 6, 23, 3)
     with pytest.warns(UserWarning, match="1 attention calls were left out"), ll.watch(model, limit=1e-6) as little:
         model(**given)
-    assert len(little) == 1 and little.missed == 1 and "limit" in repr(little)
+    assert len(little) == 1
+    assert little.missed == 1
+    assert "limit" in repr(little)
     for wrong, message in (
         ({"keep": ("entropie",)}, "there are entropy, received"),
         ({"keep": ("top",)}, "needs a value"),
@@ -597,7 +598,8 @@ def test_labels() -> None:
     report = record.heads(tokens)
     assert [row["label"] for row in report] == [*patterns, "local", "broad"]
     assert json.loads(report.json())[0]["layer"] == 3
-    assert "previous token" in str(report) and "layers.*.attention" in str(report)
+    assert "previous token" in str(report)
+    assert "layers.*.attention" in str(report)
 
 
 def test_relation() -> None:
@@ -631,11 +633,14 @@ def _look(*arguments: str, code: int = 0, text: str | None = None) -> Any:
 
 def test_look(tmp_path: Path, minilm: Path) -> None:
     shown = _look(TEXT).stdout
-    assert "previous token" in shown and "animal" in shown and "█" in shown
+    assert "previous token" in shown
+    assert "animal" in shown
+    assert "█" in shown
     assert "\x1b[" not in shown
     file = tmp_path / "page.html"
     found = json.loads(_look(TEXT, "--json", "--html", str(file), "--layer", "3").stdout)
-    assert {row["layer"] for row in found["heads"]} == {3} and len(found["heads"]) == 12
+    assert {row["layer"] for row in found["heads"]} == {3}
+    assert len(found["heads"]) == 12
     assert ("it", "animal") in {(link["from"], link["to"]) for link in found["links"]}
     model = tf.AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
     ids = tf.AutoTokenizer.from_pretrained(minilm)(TEXT, return_tensors="pt")
@@ -675,12 +680,14 @@ def test_look_at_other_models(tmp_path: Path, minilm: Path) -> None:
     found = json.loads(
         _look("--file", str(file), "--model", str(tmp_path / "opt"), "--json", "--html", str(page)).stdout
     )
-    assert len(found["heads"]) == 6 and len(found["tokens"]["decoder"]) == 242
+    assert len(found["heads"]) == 6
+    assert len(found["tokens"]["decoder"]) == 242
 
 
 def test_look_at_a_text_that_is_too_long() -> None:
     done = _look("word " * 600, "--layer", "0")
-    assert "positions for 512 tokens" in done.stderr and "90 are left out" in done.stderr
+    assert "positions for 512 tokens" in done.stderr
+    assert "90 are left out" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,14 @@ def check(p: dict[str, Any], mask: Mask, radius: int, k: int, shape: tuple[int, 
     assert (seen.top.values.diff(dim=-1) <= 0).all()
     assert A.dense().shape == A.shape == dense.shape
     close(A.dense(), dense, p)
+    again = weights_of(p)  # attention finds what normalises the rows, and entropies come along with the columns
+    again @ torch.ones(B, p["k"].shape[1], M, 3, dtype=p["q"].dtype)
+    along = again.observe(entropy=True, distance=True, received=True, similarity=True)
+    close(along.entropy, torch.special.entr(dense).sum(-1), p, 8.0)
+    close(along.distance, (dense * (position - key).abs()).sum(-1), p)
+    close(along.received, dense.sum(2), p, N**0.5)
+    close(along.similarity, cosine, p, 32.0)
+    torch.testing.assert_close(again.logsumexp(), A.logsumexp(), rtol=1e-5, atol=1e-5)
     filled = (dense.sum(-1) > 0).sum((1, 2)) if "sink" not in p else None
     if filled is not None:
         torch.testing.assert_close(seen.received.double().sum((1, 2)), filled.double(), rtol=1e-4, atol=1e-4)
@@ -151,7 +159,9 @@ def test_threads_change_nothing(sizes: tuple[int, ...], options: dict[str, Any])
             similarity=True,
         )
         alone = ll.weights(q, k, **options)
-        more = [alone.received(), alone.pool(11, 13, "max"), alone.T @ u, A.logsumexp()]
+        alone @ k
+        along = alone.observe(entropy=True, distance=True, received=True)
+        more = [along.entropy, along.distance, alone.received(), alone.pool(11, 13, "max"), alone.T @ u, A.logsumexp()]
         found = [a.entropy, a.received, *a.top, a.mass, a.distance, a.profile, a.pool, a.similarity, *more]
         return [x for x in found if isinstance(x, Tensor)]
 
@@ -184,9 +194,11 @@ def test_what_is_no_number_stays_where_it_is(where: str, bad: float) -> None:
     keys = (rows[..., None, :].float() @ mask.dense(61).float())[..., 0, :] > 0  # that a spoilt row attends to
     u = torch.randn(1, 2, 61, 3)
     A = ll.weights(q, k, mask=mask)
+    A @ k
     for ask in (
         ll.Weights.entropy,
         ll.Weights.distance,
+        lambda A: A.observe(entropy=True, received=True).entropy,
         lambda A: A.mass(ll.Causal()),
         lambda A: A.top(2).values.sum(-1),
     ):

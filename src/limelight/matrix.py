@@ -126,9 +126,16 @@ class Weights:
         return Transposed(self)
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        """Attention: ``A v`` in one streaming pass."""
+        """Attention: ``A v`` in one streaming pass, which leaves what normalises the rows to later questions."""
         p = self._problem
-        out, _ = run(p, p.check_values(v))
+        v = p.check_values(v)
+        learns = torch.is_grad_enabled() and (p.requires_grad or v.requires_grad)
+        if learns or not self._native() or stands_for_others(v):
+            out, _ = run(p, v)
+        else:
+            out, known = native.forward(p.q, p.k, v, p.lower(), p.sizes, want_lse=True)
+            assert known is not None
+            self._keep(known)
         return self._led(out)
 
     def logsumexp(self) -> Tensor:

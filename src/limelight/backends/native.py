@@ -97,11 +97,14 @@ def quick(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, t: Terms, sizes: tuple[int, ...], want_lse: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """The output, and the log-sum-exp of each row if asked for; ``sizes`` are ``(B, Hq, Hkv, N, M, D)``."""
+    """The output, and what normalises each row, ``(3, B, Hq, N)``, if asked for: the log-sum-exp is the first.
+
+    ``sizes`` are ``(B, Hq, Hkv, N, M, D)``.
+    """
     q, k, v = readable("q", q), readable("k", k), readable("v", v)
     B, Hq, _, N, M, _ = sizes
     out = empty_output(q, v)
-    lse = torch.empty((B, Hq, N), dtype=compute_dtype(q)) if want_lse else None
+    lse = torch.empty((3, B, Hq, N), dtype=compute_dtype(q)) if want_lse else None
     if not (B and Hq and N and M):
         return out.zero_(), None if lse is None else lse.fill_(-torch.inf)
     held = _Held(t, q, sizes)

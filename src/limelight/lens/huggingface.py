@@ -31,8 +31,8 @@ from limelight.transforms import transformed
 
 NAME = "limelight"
 
-# Who wants to see what a module attends to: it is told q, k and the options of ``weights``.
-Witness = Callable[[Tensor, Tensor, dict[str, Any]], None]
+# Who wants to see what a module attends to: it is given q, k, v, dropout and the options of ``weights``, and attends.
+Witness = Callable[[Tensor, Tensor, Tensor, float, dict[str, Any]], Tensor]
 witnesses: WeakKeyDictionary[nn.Module, Witness] = WeakKeyDictionary()
 
 
@@ -76,12 +76,13 @@ def attend(
         added = DenseBias(position_bias[..., :keys])
         bias = added if bias is None else bias + added
     options: dict[str, Any] = {"bias": bias, "scale": scaling, "softcap": softcap, "sink": s_aux}
-    out = attention(query, key, value, mask=used, dropout=dropout, **options)
     witness = witnesses.get(module) if witnesses else None
-    if witness is not None:
+    if witness is None:
+        out = attention(query, key, value, mask=used, dropout=dropout, **options)
+    else:
         if s_aux is not None and not torch.is_grad_enabled():
             options["sink"] = s_aux.detach()  # a parameter, which would ask for gradients later
-        witness(query, key, {"mask": shown, **options})
+        out = witness(query, key, value, dropout, {"mask": shown, **options})
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -153,7 +154,7 @@ def refuse_others(model: nn.Module) -> None:
 
 
 @contextmanager
-def witnessed(model: nn.Module, told: Callable[[nn.Module, Tensor, Tensor, dict[str, Any]], None]) -> Iterator[None]:
+def witnessed(model: nn.Module, told: Callable[..., Tensor]) -> Iterator[None]:
     """The modules of a model, whose calls are told, for a while."""
     before = {module: witnesses[module] for module in model.modules() if module in witnesses}
     for module in model.modules():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from limelight.backends.native import Bytes
-from limelight.functional import weights
+from limelight.functional import attention, weights
 from limelight.lens.record import Call, Record
 from limelight.matrix import Weights
 from limelight.nn import Decoder, Encoder, MultiHeadAttention
@@ -124,10 +124,15 @@ class _Witness:
         ids = None if ids is None or ids.shape[1] < M else ids[:, :M]
         self.record.add(Call(name, kind, stack, self.phase, seen, found.shape, ids))
 
-    def attends(self, module: nn.Module, q: Tensor, k: Tensor, options: dict[str, Any]) -> None:
-        """One call of which q and k are at hand."""
+    def attends(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, dropout: float, options: dict[str, Any]
+    ) -> Tensor:
+        """One call, which is computed here; what is found on the way is of use to later questions."""
         # A cache goes on writing where its keys lie.
-        self.sees(module, weights(q, k.clone() if self.questions is None else k, **options))
+        found = weights(q, k.clone() if self.questions is None else k, **options)
+        out = attention(q, k, v, **options, dropout=dropout) if dropout else found @ v
+        self.sees(module, found)
+        return out
 
     def enters(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to run."""
@@ -239,13 +244,11 @@ def _hooked(module: nn.Module, before: Callable[..., None]) -> Iterator[None]:
 @contextmanager
 def _telling(module: MultiHeadAttention, witness: _Witness) -> Iterator[None]:
     """One of our layers, whose calls are seen."""
-    attend = module.attend
 
     def told(q: Tensor, k: Any, v: Any, **options: Any) -> Tensor:
-        witness.attends(
-            module, q, k.numbers(q.dtype) if isinstance(k, Bytes) else k, {**options, "scale": module.scale}
-        )
-        return attend(q, k, v, **options)
+        k, v = (x.numbers(q.dtype) if isinstance(x, Bytes) else x for x in (k, v))
+        dropout = module.dropout if module.training else 0.0
+        return witness.attends(module, q, k, v, dropout, {**options, "scale": module.scale})
 
     module.attend = told  # type: ignore[method-assign]
     try:

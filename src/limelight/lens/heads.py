@@ -45,10 +45,10 @@ from rich.console import Console, Group
 from rich.table import Table
 from torch import Tensor
 
-from limelight.lens.record import Call, Record
 from limelight.masks import Mask, Spans, Window
 from limelight.matrix import Weights
 from limelight.questions import Profile
+from limelight.record import Call, Record
 
 _NEAR = 8
 _OCCURRENCES = 8
@@ -256,13 +256,12 @@ class _Sums:
     def rows(self) -> list[dict[str, Any]]:
         """One for each head."""
         assert self.call is not None
-        layer = next((int(part) for part in self.call.name.split(".") if part.isdigit()), None)
         rows = []
         for head in range(self.heads):
             mean = {name: float(x[head]) / self.count[name] for name, x in self.total.items()}
             mean["spread"] = mean["entropy"] / mean["possible"] if mean["possible"] else 0.0
             row: dict[str, Any] = {"module": self.call.name, "stack": self.call.stack, "kind": self.call.kind}
-            row |= {"layer": layer, "head": head, **{name: mean.get(name) for name in MEASURES}}
+            row |= {"layer": self.call.layer, "head": head, **{name: mean.get(name) for name in MEASURES}}
             row["label"] = _label(row, {name: x / self.count[name] for name, x in self.equal.items()}, self.count)
             rows.append(row)
         return rows

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from limelight.biases import Bias, DenseBias
+from limelight.biases import Bias, DenseBias, Relative
 from limelight.functional import attention
 from limelight.lens.visible import Visible, compressed, say_once, visible_mask
 from limelight.masks import Causal, Dense, Mask, Padding
@@ -73,7 +73,7 @@ def attend(
     if causal:
         shown = used = Causal()
     if position_bias is not None:
-        added = DenseBias(position_bias[..., :keys])
+        added = _once(position_bias, partial(_positional, position_bias, keys))
         bias = added if bias is None else bias + added
     options: dict[str, Any] = {"bias": bias, "scale": scaling, "softcap": softcap, "sink": s_aux}
     witness = witnesses.get(module) if witnesses else None
@@ -84,6 +84,27 @@ def attend(
             options["sink"] = s_aux.detach()  # a parameter, which would ask for gradients later
         out = witness(query, key, value, dropout, {"mask": shown, **options})
     return out.transpose(1, 2).contiguous(), None
+
+
+def _positional(given: Tensor, keys: int) -> Bias:
+    """A bias ``(1, heads, queries, keys)``: by distance alone where it is (T5's), so that nothing n × n is kept."""
+    given = given[..., :keys]
+    N, M = given.shape[-2:]
+    if transformed() or len(given) > 1 or N > M or not torch.equal(given[..., 1:, 1:], given[..., :-1, :-1]):
+        return DenseBias(given.contiguous())
+    before, after = given[0, :, -1], given[0, :, 0, M - N + 1 :]  # what the last query sees, and the first
+    return Relative(torch.cat([before, after, before.new_zeros(len(before), M - N)], -1))
+
+
+def _once(x: Tensor, make: Callable[[], Any]) -> Any:
+    """What is made of a mask or bias that comes to every layer, made for the first."""
+    if transformed() or (x.requires_grad and x.is_leaf):
+        return make()
+    known = getattr(x, "_limelight", None)
+    if known is None or known[0] != x._version:
+        known = x._version, make()
+        x._limelight = known  # type: ignore[attr-defined]
+    return known[1]
 
 
 def _understood(given: Tensor, q: Tensor, k: Tensor) -> tuple[Mask | None, Mask | None, Bias | None]:
@@ -109,13 +130,8 @@ def _understood(given: Tensor, q: Tensor, k: Tensor) -> tuple[Mask | None, Mask 
         return Dense(allowed), Dense(allowed), bias
     if transformed():
         return Dense(given), Dense(given), None
-    # The same mask comes to every layer, and is read once.
-    known = getattr(given, "_limelight", None)
-    if known is None or known[0] != given._version:
-        shape = given.shape[0], given.shape[1], N, M
-        known = given._version, compressed(given.expand(shape))
-        given._limelight = known  # type: ignore[attr-defined]
-    found = known[1]
+    shape = given.shape[0], given.shape[1], N, M
+    found = _once(given, lambda: compressed(given.expand(shape)))
     return (found.mask, found.lowered, None) if isinstance(found, Visible) else (Dense(found), Dense(found), None)
 
 

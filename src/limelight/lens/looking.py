@@ -15,9 +15,9 @@ from rich.table import Table
 
 from limelight.lens.heads import Heads
 from limelight.lens.page import page
-from limelight.lens.reading import Link, Reading, layer_of
-from limelight.lens.record import Call
+from limelight.lens.reading import Link, Reading
 from limelight.pictures import short
+from limelight.record import Call
 
 _LONG = 1024  # tokens, from which on there is a progress bar
 _TOLD = "strongest links, without those to itself, its neighbours, the first token and separators"
@@ -63,7 +63,7 @@ def look(
     title = f"strongest links of {call.name}, head {head}" if explicit else _TOLD
     console.print(_links_table(title, seen, links))
     queries, keys = seen.names(call)
-    console.print(f"{call.name}, layer {layer_of(call)}", style="bold")
+    console.print(f"{call.name}, layer {call.layer}", style="bold")
     call.weights.show(queries, keys, head=head, on=console)
 
 
@@ -89,14 +89,14 @@ def _links_table(title: str, reading: Reading, links: list[Link]) -> Table:
         queries, keys = reading.names(link.call)
         places = f"{short(queries[link.query])} ({link.query})", f"{short(keys[link.key])} ({link.key})"
         kind = f"{link.call.stack} {link.call.kind}"
-        table.add_row(f"{link.weight:.3f}", str(layer_of(link.call)), str(link.head), *places, kind)
+        table.add_row(f"{link.weight:.3f}", str(link.call.layer), str(link.head), *places, kind)
     return table
 
 
 def _as_dict(reading: Reading, report: Heads, links: list[Link], call: Call, head: int) -> dict[str, Any]:
     def link_of(link: Link) -> dict[str, Any]:
         queries, keys = reading.names(link.call)
-        where = {"module": link.call.name, "layer": layer_of(link.call), "head": link.head}
+        where = {"module": link.call.name, "layer": link.call.layer, "head": link.head}
         tokens = {"from": queries[link.query], "to": keys[link.key]}
         return {**where, "query": link.query, "key": link.key, **tokens, "weight": link.weight}
 
@@ -112,7 +112,7 @@ def _as_dict(reading: Reading, report: Heads, links: list[Link], call: Call, hea
         "links": [link_of(link) for link in links],
         "drawn": {
             "module": call.name,
-            "layer": layer_of(call),
+            "layer": call.layer,
             "head": head,
             "pooled": not small,
             "weights": matrix.tolist(),

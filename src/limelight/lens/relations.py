@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.lens.record import Call, Record
+from limelight.record import Call, Record
 
 Place = int | Sequence[int]
 
@@ -99,8 +99,7 @@ def _of_module(calls: list[Call], wanted: list[tuple[list[int], list[int]]], bat
         chance = chance + len(keys) / seen
         count += 1
     call = calls[0]
-    layer = next((int(part) for part in call.name.split(".") if part.isdigit()), None)
-    head = {"module": call.name, "stack": call.stack, "kind": call.kind, "layer": layer}
+    head = {"module": call.name, "stack": call.stack, "kind": call.kind, "layer": call.layer}
     measures = {"weight": weight, "accuracy": strongest, "chance": chance}
     means = {name: (x / max(count, 1)).tolist() for name, x in measures.items()}
     return [

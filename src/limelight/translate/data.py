@@ -1,0 +1,102 @@
+"""Pairs of sentences: read, divided, and made into batches without much padding."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Pair(NamedTuple):
+    """A sentence and one of its translations."""
+
+    source: str
+    target: str
+
+
+def read_pairs(file: str | Path) -> list[Pair]:
+    """Pairs of a tab-separated file (``.tsv`` or ``.tsv.gz``): a sentence, its translation, and what else there is."""
+    file = Path(file)
+    pairs = []
+    with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
+        try:
+            for number, line in enumerate(lines, 1):
+                fields = [field.strip() for field in line.split("\t")]
+                if fields == [""]:
+                    continue
+                if len(fields) < 2 or not all(fields[:2]):
+                    raise ValueError(f"{file}, line {number}: give a sentence, a tab and its translation: {line!r}")
+                pairs.append(Pair(*fields[:2]))
+        except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+            raise ValueError(f"{file} is no text in UTF-8: {error}") from None
+    if not pairs:
+        raise ValueError(f"{file} holds no pairs")
+    return pairs
+
+
+def divide(pairs: Sequence[Pair], held_out: int, seed: int) -> tuple[list[Pair], dict[str, list[str]]]:
+    """Pairs to train on, and ``held_out`` sentences with all of their translations to validate on.
+
+    No sentence of either language is on both sides: a pair whose translation belongs to a sentence that is held out
+    as well is in neither.
+    """
+    sources = sorted({pair.source for pair in pairs})
+    if not 0 < held_out < len(sources):
+        raise ValueError(f"{held_out} sentences cannot be held out of {len(sources)}")
+    chosen = set(random.Random(seed).sample(sources, held_out))
+    references: dict[str, list[str]] = {}
+    for pair in pairs:
+        if pair.source in chosen:
+            references.setdefault(pair.source, []).append(pair.target)
+    known = {target for targets in references.values() for target in targets}
+    training = [pair for pair in pairs if pair.source not in chosen and pair.target not in known]
+    if not training:
+        raise ValueError("nothing is left to train on: every translation belongs to a sentence that is held out")
+    return training, references
+
+
+class Batch(NamedTuple):
+    """Sentences as ids: sources ``(B, M)`` and targets ``(B, N)``, filled up with padding, and their lengths."""
+
+    source: Tensor
+    source_lengths: Tensor
+    target: Tensor
+    target_lengths: Tensor
+
+
+Ids = tuple[list[int], list[int]]
+
+_POOL = 64  # batches that are sorted together: enough for even lengths, few enough that no epoch is like another
+
+
+def batches(ids: Sequence[Ids], tokens: int, padding: int, seed: str) -> list[Batch]:
+    """All pairs in a new order, in batches of sentences of like length with about ``tokens`` target tokens each."""
+    order = random.Random(seed)
+    pairs = list(ids)
+    order.shuffle(pairs)
+    mean = sum(len(target) for _, target in pairs) / len(pairs)
+    size = max(1, round(_POOL * tokens / mean))
+    groups: list[list[Ids]] = []
+    for begin in range(0, len(pairs), size):
+        pool = sorted(pairs[begin : begin + size], key=lambda pair: (len(pair[1]), len(pair[0])))
+        group: list[Ids] = []
+        for pair in pool:
+            if group and (len(group) + 1) * len(pair[1]) > tokens:
+                groups.append(group)
+                group = []
+            group.append(pair)
+        groups.append(group)
+    order.shuffle(groups)
+    return [Batch(*padded([s for s, _ in group], padding), *padded([t for _, t in group], padding)) for group in groups]
+
+
+def padded(rows: Iterable[Sequence[int]], padding: int) -> tuple[Tensor, Tensor]:
+    """Ids of unequal length as one tensor, and their lengths."""
+    tensors = [torch.tensor(row) for row in rows]
+    filled = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=padding)
+    return filled, torch.tensor([len(row) for row in tensors])

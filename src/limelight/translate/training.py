@@ -1,0 +1,317 @@
+"""Training of a translator on pairs of sentences, which can be stopped at any moment and goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from limelight import models
+from limelight.masks import Padding
+from limelight.nn import Seq2Seq
+from limelight.translate import vocabulary
+from limelight.translate.data import Batch, Ids, Pair, batches, divide, padded
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What decides the result, besides the pairs: the same recipe on the same pairs gives the same model."""
+
+    vocabulary: int = 5800
+    width: int = 256
+    heads: int = 8
+    encoder_layers: int = 4
+    decoder_layers: int = 2
+    hidden: int = 768
+    dropout: float = 0.1
+    label_smoothing: float = 0.1
+    epochs: int = 20
+    tokens: int = 2500  # of the targets of a batch
+    rate: float = 1e-3  # at its highest, after the warm-up; it falls to 0 as a cosine
+    warm_up: int = 1500
+    clip: float = 1.0  # of the gradient's norm
+    average: float = 0.999  # of the parameters: what is validated and kept is their moving average
+    held_out: int = 1500
+    patience: int = 5  # epochs without a better BLEU, after which training ends
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            least = 0 if name in ("dropout", "label_smoothing", "warm_up", "seed", "average") else 1e-12
+            if value < least:
+                raise ValueError(f"{name} = {value} must be {'at least' if least == 0 else 'above'} 0")
+        for name in ("dropout", "label_smoothing", "average"):
+            if getattr(self, name) >= 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be below 1")
+        if self.width % self.heads:
+            raise ValueError(f"width = {self.width} must be a multiple of heads = {self.heads}")
+
+    def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Of the original Transformer, in the words of Marian's checkpoints."""
+        shape: dict[str, Any] = {}
+        for stack, depth in (("encoder", self.encoder_layers), ("decoder", self.decoder_layers)):
+            shape |= {f"{stack}_layers": depth, f"{stack}_attention_heads": self.heads, f"{stack}_ffn_dim": self.hidden}
+        end, padding = vocabulary.number(tokenizer, vocabulary.END), vocabulary.number(tokenizer, vocabulary.PADDING)
+        return {
+            "model_type": "marian",
+            "architectures": ["MarianMTModel"],
+            "vocab_size": tokenizer.get_vocab_size(),
+            "d_model": self.width,
+            **shape,
+            "activation_function": "relu",
+            "dropout": self.dropout,
+            "attention_dropout": 0.0,
+            "activation_dropout": 0.0,
+            "scale_embedding": True,
+            "initializer_range": self.width**-0.5,
+            "max_position_embeddings": 512,
+            "eos_token_id": end,
+            "forced_eos_token_id": None,
+            "pad_token_id": padding,
+            "decoder_start_token_id": padding,
+            "is_encoder_decoder": True,
+            "share_encoder_decoder_embeddings": True,
+            "tie_word_embeddings": True,
+        }
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training is: after ``step`` updates, ``done`` of ``batches`` of ``epoch``."""
+
+    step: int
+    epoch: int
+    done: int
+    batches: int
+    loss: float
+    tokens: int  # so far in this run, of both languages
+
+
+@dataclass
+class _State:
+    """All that an update changes."""
+
+    model: Seq2Seq
+    average: dict[str, Tensor]
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    epoch: int = 0
+    done: int = 0
+    scores: list[float] = field(default_factory=list)
+
+
+def train(
+    pairs: list[Pair],
+    folder: str | Path,
+    recipe: Recipe,
+    *,
+    watch: Callable[[Progress], None] = lambda _: None,
+    scored: Callable[[int, float], None] = lambda *_: None,
+    save_every: float = 300.0,
+) -> float:
+    """Trains on ``pairs`` and leaves the model with the best BLEU in ``folder``; returns that BLEU.
+
+    Where ``folder`` holds a training with the same recipe that was interrupted, it goes on to the same result as if it
+    had not been. ``watch`` is told after every update, ``scored`` after every epoch; every ``save_every`` seconds all
+    is saved.
+    """
+    folder = Path(folder)
+    _needs_sacrebleu()
+    training, references = divide(pairs, recipe.held_out, recipe.seed)
+    tokenizer = _begin(folder, training, recipe)
+    ids = [
+        (source, target)
+        for source, target in zip(
+            vocabulary.encode(tokenizer, [pair.source for pair in training]),
+            vocabulary.encode(tokenizer, [pair.target for pair in training]),
+            strict=True,
+        )
+    ]
+    state = _restored(folder, recipe, tokenizer)
+    saved, seen = time.monotonic(), 0
+    while state.epoch < recipe.epochs and not _ended(state.scores, recipe.patience):
+        for count, batch in _rest_of_epoch(ids, state, recipe, tokenizer):
+            loss = _update(state, batch, recipe, (state.epoch + state.done / count) / recipe.epochs)
+            seen += int(batch.source_lengths.sum() + batch.target_lengths.sum())
+            watch(Progress(state.step, state.epoch, state.done, count, loss, seen))
+            if time.monotonic() - saved > save_every:
+                _save(folder, state)
+                saved = time.monotonic()
+        with _averaged(state):
+            score = bleu(state.model, tokenizer, references)
+            if score > max(state.scores, default=-1.0):
+                models.save(state.model, folder)
+        state.scores.append(score)
+        state.epoch, state.done = state.epoch + 1, 0
+        _save(folder, state)
+        scored(state.epoch, score)
+    return max(state.scores)
+
+
+def _ended(scores: list[float], patience: int) -> bool:
+    """Whether the last ``patience`` epochs brought nothing better."""
+    return len(scores) > patience and max(scores[-patience:]) <= max(scores[:-patience])
+
+
+def _rest_of_epoch(ids: list[Ids], state: _State, recipe: Recipe, tokenizer: Tokenizer) -> Iterator[tuple[int, Batch]]:
+    padding = vocabulary.number(tokenizer, vocabulary.PADDING)
+    every = batches(ids, recipe.tokens, padding, f"{recipe.seed} {state.epoch}")
+    for batch in every[state.done :]:
+        yield len(every), batch
+
+
+def _update(state: _State, batch: Batch, recipe: Recipe, share: float) -> float:
+    """One step of Adam, at ``share`` of the whole training."""
+    state.model.train()
+    torch.manual_seed(recipe.seed * 1_000_003 + state.step)  # of dropout: a step has its own, whatever came before
+    loss = loss_of(state.model, batch, recipe.label_smoothing)
+    state.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(state.model.parameters(), recipe.clip)
+    state.step += 1
+    warm = state.step / recipe.warm_up if recipe.warm_up else 1.0
+    for group in state.optimizer.param_groups:
+        group["lr"] = recipe.rate * min(1.0, warm) * 0.5 * (1 + math.cos(math.pi * share))
+    state.optimizer.step()
+    state.done += 1
+    # The average forgets its beginning faster while it is young.
+    keep = min(recipe.average, (1 + state.step) / (10 + state.step))
+    with torch.no_grad():
+        torch._foreach_lerp_(list(state.average.values()), list(_parameters(state.model).values()), 1 - keep)
+    return float(loss.detach())
+
+
+def loss_of(model: Seq2Seq, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
+    """Mean cross-entropy of the target's tokens, each given those before it and the source."""
+    config: Any = model.config
+    begin = torch.full_like(batch.target[:, :1], config["decoder_start_token_id"])
+    before = torch.cat([begin, batch.target[:, :-1]], 1)
+    real = torch.arange(before.shape[1]) < batch.target_lengths[:, None]
+    mask = Padding(batch.source_lengths)
+    head, model.head = model.head, None
+    try:
+        hidden = model(batch.source, before, mask=mask)
+    finally:
+        model.head = head
+    assert head is not None
+    logits = head(hidden[real])  # of real tokens only
+    return nn.functional.cross_entropy(logits, batch.target[real], label_smoothing=label_smoothing)
+
+
+def _needs_sacrebleu() -> None:
+    try:
+        import sacrebleu  # noqa: F401
+    except ImportError:
+        raise ImportError("BLEU needs sacrebleu: pip install 'limelight[train]'") from None
+
+
+def bleu(model: Seq2Seq, tokenizer: Tokenizer, references: dict[str, list[str]], beams: int = 1) -> float:
+    """BLEU of the translations of the references' keys, by sacrebleu."""
+    import sacrebleu
+
+    sources = list(references)
+    found = _translated(model, tokenizer, sources, beams)
+    most = max(map(len, references.values()))
+    columns = [[refs[n] if n < len(refs) else None for refs in references.values()] for n in range(most)]
+    return float(sacrebleu.corpus_bleu(found, columns).score)  # type: ignore[arg-type]
+
+
+def _translated(model: Seq2Seq, tokenizer: Tokenizer, texts: list[str], beams: int, size: int = 64) -> list[str]:
+    ids = vocabulary.encode(tokenizer, texts)
+    order = sorted(range(len(ids)), key=lambda n: len(ids[n]))
+    found: dict[int, str] = {}
+    for begin in range(0, len(order), size):
+        part = order[begin : begin + size]
+        source, lengths = padded([ids[n] for n in part], vocabulary.number(tokenizer, vocabulary.PADDING))
+        longest = 2 * source.shape[1] + 10
+        out = models.generate(model, source, mask=Padding(lengths), max_new_tokens=longest, beams=beams)
+        found.update(zip(part, tokenizer.decode_batch(out.tolist()), strict=True))
+    return [found[n] for n in range(len(ids))]
+
+
+class _averaged:
+    """The model with the average of its parameters, for a while."""
+
+    def __init__(self, state: _State) -> None:
+        self.state = state
+
+    def __enter__(self) -> None:
+        self._swap()
+
+    def __exit__(self, *_: object) -> None:
+        self._swap()
+
+    def _swap(self) -> None:
+        with torch.no_grad():
+            for name, x in _parameters(self.state.model).items():
+                other = self.state.average[name].clone()
+                self.state.average[name].copy_(x)
+                x.copy_(other)
+
+
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    return {name: x.data for name, x in model.named_parameters()}
+
+
+_RECIPE, _STATE = "recipe.json", "training.safetensors"
+_MOMENTS = "exp_avg", "exp_avg_sq"
+
+
+def _begin(folder: Path, training: list[Pair], recipe: Recipe) -> Tokenizer:
+    """The vocabulary of this training, which must have the recipe of an earlier one in the same folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {**asdict(recipe), "pairs": len(training)}
+    if (folder / _RECIPE).is_file():
+        found = json.loads((folder / _RECIPE).read_text(encoding="utf-8"))
+        clash = [f"{name} = {found.get(name)}, not {x}" for name, x in wanted.items() if found.get(name) != x]
+        if clash:
+            raise ValueError(f"{folder} holds a training with {'; '.join(clash)}: give the same, or another folder")
+        return vocabulary.read(folder)
+    tokenizer = vocabulary.learn((text for pair in training for text in pair), recipe.vocabulary)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / _RECIPE).write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+    return tokenizer
+
+
+def _restored(folder: Path, recipe: Recipe, tokenizer: Tokenizer) -> _State:
+    torch.manual_seed(recipe.seed)
+    model = models.build(recipe.config(tokenizer))
+    assert isinstance(model, Seq2Seq)
+    named = dict(model.named_parameters())
+    optimizer = torch.optim.Adam(named.values(), lr=recipe.rate, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    state = _State(model, {name: x.clone() for name, x in _parameters(model).items()}, optimizer)
+    if not (folder / _STATE).is_file():
+        return state
+    tensors = load_file(folder / _STATE)
+    for name, x in named.items():
+        x.data.copy_(tensors[f"model.{name}"])
+        state.average[name].copy_(tensors[f"average.{name}"])
+        moments = {moment: tensors[f"{moment}.{name}"] for moment in _MOMENTS}
+        optimizer.state[x] = {"step": tensors["step"].float(), **moments}
+    state.step, state.epoch, state.done = (int(tensors[name]) for name in ("step", "epoch", "done"))
+    state.scores = tensors["scores"].tolist()
+    return state
+
+
+def _save(folder: Path, state: _State) -> None:
+    """All at once: a training that is stopped while it saves still has what it saved before."""
+    tensors = {f"average.{name}": x for name, x in state.average.items()}
+    for name, x in state.model.named_parameters():
+        tensors[f"model.{name}"] = x.data
+        tensors |= {f"{moment}.{name}": state.optimizer.state[x][moment] for moment in _MOMENTS}
+    for name in ("step", "epoch", "done"):
+        tensors[name] = torch.tensor(getattr(state, name))
+    tensors["scores"] = torch.tensor(state.scores, dtype=torch.float64)
+    beside = folder / f"{_STATE}.new"
+    save_file(tensors, beside)
+    os.replace(beside, folder / _STATE)

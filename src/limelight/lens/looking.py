@@ -50,21 +50,25 @@ def look(
         links = [link for c in seen.record.log for h in range(c.shape[1]) for link in seen.links(c, h, top)]
         links = sorted(links, key=lambda link: -link.weight)[:top]
     if html:
-        Path(html).write_text(page(everything, report, (call, head), progress("page")), encoding="utf-8")
+        Path(html).write_text(page([(everything, report)], (call, head), progress("page")), encoding="utf-8")
         messages.print(f"{html} has every layer and head.")
     rows = Heads(row for row in report if layer is None or row["layer"] == layer)
     if as_json:
         print(json.dumps(_as_dict(seen, rows, links, call, head), ensure_ascii=False))
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDE)
+    console = wide_console()
     console.print(rows)
     title = f"strongest links of {call.name}, head {head}" if explicit else _TOLD
-    console.print(_links_table(title, seen, links))
+    console.print(links_table(title, seen, links))
     queries, keys = seen.names(call)
     console.print(f"{call.name}, layer {call.layer}", style="bold")
     call.weights.show(queries, keys, head=head, on=console)
+
+
+def wide_console() -> Console:
+    """The standard output, wide enough for tables where it is no terminal."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_WIDE)
 
 
 def _progress(console: Console, tokens: int) -> Callable[[str], Callable[[Iterable[Any]], Any]]:
@@ -78,7 +82,8 @@ def _progress(console: Console, tokens: int) -> Callable[[str], Callable[[Iterab
     return named
 
 
-def _links_table(title: str, reading: Reading, links: list[Link]) -> Table:
+def links_table(title: str, reading: Reading, links: list[Link]) -> Table:
+    """A table of links."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     table.pad_edge = False
     for name in ("weight", "layer", "head"):

@@ -23,36 +23,39 @@ _CELLS = 160  # on a side; a longer text is pooled
 
 
 def page(
-    reading: Reading, report: Heads, chosen: tuple[Call, int], progress: Callable[[Sequence[Any]], Any] = iter
+    texts: Sequence[tuple[Reading, Heads]],
+    chosen: tuple[Call, int],
+    progress: Callable[[Sequence[Any]], Any] = iter,
 ) -> str:
-    """The page as text; it opens with the head ``chosen``."""
-    labels = {(row["module"], row["head"]): row["label"] for row in report}
+    """The page as text, of some readings with the reports on their heads; it opens with the head ``chosen``."""
     groups: dict[str, dict[str, Any]] = {}
     opened = [0, 0, chosen[1]]
-    for call in progress(reading.record.log):
-        title = f"{call.stack} {call.kind}-attention"
+    calls = [(n, reading, report, call) for n, (reading, report) in enumerate(texts, 1) for call in reading.record.log]
+    for n, reading, report, call in progress(calls):
+        title = f"{n}. " * (len(texts) > 1) + f"{call.stack} {call.kind}-attention"
         if title not in groups:
             groups[title] = {"title": title, **_sides(reading, call), "layers": []}
         group = groups[title]
         if call is chosen[0]:
             opened[:2] = [list(groups).index(title), len(group["layers"])]
-        matrices = _matrices(call)
-        heads = [{"number": h, "label": labels[call.name, h], **_packed(x)} for h, x in enumerate(matrices)]
+        labels = {row["head"]: row["label"] for row in report if row["module"] == call.name}
+        heads = [{"number": h, "label": labels[h], **_packed(x)} for h, x in enumerate(_matrices(call))]
         group["layers"].append({"number": call.layer, "heads": heads})
-    sizes = {
-        stack: len(tokens)
-        for stack, tokens in reading.tokens.items()
-        if any(c.stack == stack for c in reading.record.log)
-    }
+    about = "; ".join(_about(reading) for reading, _ in texts[:3]) + "; …" * (len(texts) > 3)
+    data = {"model": texts[0][0].model, "about": about, "groups": list(groups.values()), "chosen": opened}
+    text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")  # nothing in it can end or begin a script
+    template = files("limelight.lens").joinpath("page.html").read_text(encoding="utf-8")
+    title = f"<title>limelight: {html.escape(texts[0][0].model)}</title>"
+    return template.replace("<title>limelight</title>", title).replace("__DATA__", text)
+
+
+def _about(reading: Reading) -> str:
+    stacks = {call.stack for call in reading.record.log}
+    sizes = {stack: len(tokens) for stack, tokens in reading.tokens.items() if stack in stacks}
     about = " and ".join(f"{n} tokens of the {stack}" for stack, n in sizes.items())
     if max(sizes.values()) > _CELLS:
-        about += f"; a cell is the mean of the weights that it covers, at most {_CELLS} × {_CELLS} cells"
-    data = {"model": reading.model, "about": about, "groups": list(groups.values()), "chosen": opened}
-    # "</" would end the script that holds the data.
-    text = json.dumps(data, ensure_ascii=False).replace("</", "<\\/")
-    template = files("limelight.lens").joinpath("page.html").read_text(encoding="utf-8")
-    named = template.replace("<title>limelight</title>", f"<title>limelight: {html.escape(reading.model)}</title>")
-    return named.replace("__DATA__", text)
+        about += f", of which a cell is the mean of what it covers, at most {_CELLS} × {_CELLS} cells"
+    return about
 
 
 def _sides(reading: Reading, call: Call) -> dict[str, list[str]]:

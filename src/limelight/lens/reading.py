@@ -58,15 +58,18 @@ class Reading:
             record.add(replace(call, seen=call.weights.changed(**options)))
         return replace(self, record=record)
 
-    def only(self, layer: int | None) -> Reading:
-        """One layer of it."""
+    def only(self, layer: int | None, kind: str | None = None) -> Reading:
+        """One layer of it, or one kind of attention."""
         record = Record()
         for call in self.record.log:
-            if layer is None or call.layer == layer:
+            if layer in (None, call.layer) and kind in (None, call.kind):
                 record.add(call)
         if not record.log:
+            if layer is None:
+                raise ValueError(f"{self.model} has no {kind or ''} attention that could be seen".replace("  ", " "))
             known = sorted({n for call in self.record.log if (n := call.layer) is not None})
-            raise ValueError(f"there is no layer {layer}; there are {known[0]} to {known[-1]}")
+            there = f"there are {known[0]} to {known[-1]}" if known else "there are none"
+            raise ValueError(f"there is no layer {layer}; {there}")
         return replace(self, record=record)
 
     def heads(self, progress: Callable[[Sequence[str]], Any] = iter) -> Heads:
@@ -129,9 +132,10 @@ def read(folder: str | Path, text: str, name: str | None = None) -> Reading:
     most = _positions(model)
     left_out = 0 if most is None else max(0, len(ids) - most)
     source = torch.tensor([ids if most is None else ids[:most]])
+    dense = not known and _on_its_own(model)
     with torch.no_grad():
-        target = _written(model, source, known)
-        with watch(model) as record:
+        target = _written(model, source, known, most)
+        with watch(model, dense=dense) as record:
             if target is not None:
                 before = target[:, :-1]
                 model(source, before) if known else model(input_ids=source, decoder_input_ids=before)
@@ -146,9 +150,16 @@ def read(folder: str | Path, text: str, name: str | None = None) -> Reading:
     return Reading(name or folder.resolve().name, _readable(tokenizer, names), record, left_out)
 
 
-def _written(model: Any, source: Tensor, known: bool) -> Tensor | None:
+def _on_its_own(model: nn.Module) -> bool:
+    from limelight.lens.huggingface import on_its_own
+
+    return on_its_own(model) is not None
+
+
+def _written(model: Any, source: Tensor, known: bool, positions: int | None) -> Tensor | None:
     """The target of an encoder-decoder."""
     most = 2 * source.shape[1] + 10
+    most = most if positions is None else min(most, positions - 1)
     if isinstance(model, Seq2Seq):
         return models.generate(model, source, beams=4, max_new_tokens=most)
     if not known and getattr(model.config, "is_encoder_decoder", False):
@@ -180,7 +191,9 @@ def _model(folder: Path) -> tuple[nn.Module, bool]:
         kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
     except (ValueError, AttributeError):
         kind = None  # the loaders say it better
-    if kind in ARCHITECTURES and kind != "vit":
+    if kind == "vit":
+        raise ValueError(f"{folder} holds a {kind} model, which does not read text")
+    if kind in ARCHITECTURES:
         return models.load(folder), True
     try:
         from transformers import AutoModel, AutoModelForSeq2SeqLM
@@ -191,6 +204,8 @@ def _model(folder: Path) -> tuple[nn.Module, bool]:
     seq2seq = json.loads(config.read_text(encoding="utf-8")).get("is_encoder_decoder", False)
     loader = AutoModelForSeq2SeqLM if seq2seq else AutoModel
     found: nn.Module = loader.from_pretrained(folder).eval()
+    if getattr(found, "main_input_name", "input_ids") != "input_ids" or hasattr(found.config, "vision_config"):
+        raise ValueError(f"{folder} holds a {kind} model, which does not read text alone")
     return found, False
 
 
@@ -198,13 +213,17 @@ def _tokenizer(folder: Path) -> Tokenizer:
     file = folder / "tokenizer.json"
     if file.is_file():
         tokenizer = Tokenizer.from_file(str(file))
+    elif not any(file for pattern in ("vocab*", "*.model", "tokenizer*") for file in folder.glob(pattern)):
+        raise FileNotFoundError(f"{folder} has no tokenizer.json")
     else:
         try:
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(folder).backend_tokenizer
         except Exception as error:  # transformers raises many kinds
-            raise FileNotFoundError(f"{folder} has no tokenizer.json: {error}") from None
+            raise FileNotFoundError(
+                f"{folder} has no tokenizer.json, and its other files do not help: {error}"
+            ) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -212,9 +231,11 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 def _positions(model: nn.Module) -> int | None:
     """How many tokens the model has positions for, where it learned them one by one."""
+    known = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     for name, module in model.named_modules():
         if isinstance(module, Learned):
             return module.table.num_embeddings - module.offset
         if isinstance(module, nn.Embedding) and "position" in name and "relative" not in name:
-            return module.num_embeddings
+            count = module.num_embeddings if known is None else min(module.num_embeddings, known)
+            return count if module.padding_idx is None else count - module.padding_idx - 1
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ def relation(
     ['accuracy', 'chance', 'head', 'kind', 'layer', 'module', 'pairs', 'stack', 'weight']
 
     """
-    wanted = [(_places(q), _places(k)) for q, k in pairs]
+    wanted = [_pair(pair) for pair in pairs]
     if not wanted:
         raise ValueError("relation: give at least one pair of a query and a key")
     calls = [c for c in record.log if c.kind == kind and stack in (None, c.stack)]
@@ -62,11 +63,21 @@ def relation(
     return found
 
 
-def _places(place: Place) -> list[int]:
-    places = [place] if isinstance(place, int) else [int(x) for x in place]
+def _pair(pair: Any) -> tuple[list[int], list[int]]:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise TypeError(f"relation: {pair!r} is no pair of a query and a key")
+    return _places(pair[0]), _places(pair[1])
+
+
+def _places(place: Any) -> list[int]:
+    several = isinstance(place, (list, tuple, range)) or getattr(place, "ndim", 0) == 1
+    try:
+        places = [operator.index(x) for x in (place if several else [place])]
+    except TypeError:
+        raise TypeError(f"relation: {place!r} is no position of a token, nor a list of them") from None
     if not places:
         raise ValueError("relation: a word has at least one token")
-    return places
+    return list(dict.fromkeys(places))
 
 
 def _check(wanted: list[tuple[list[int], list[int]]], calls: list[Call], batch: int) -> None:

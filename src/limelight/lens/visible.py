@@ -125,7 +125,7 @@ def _read(function: Callable[..., Any], q_offset: int, N: int, kv_offset: int, M
             if window is not None and Causal() in parts:
                 parts = [x for x in parts if x not in (window, Causal())] + [Window(window.left, 0)]
             return parts
-        case "sliding_window_overlay":
+        case "sliding_window_overlay" if known["sliding_window"] > 0:
             return [Window(known["sliding_window"] - 1, N + M)]
         case "sliding_window_bidirectional_overlay" if q_offset - kv_offset == M - N:
             return [Window(known["sliding_window"])]

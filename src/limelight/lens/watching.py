@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 
 from limelight.lens.record import Record
@@ -55,12 +56,16 @@ def watch(
     if not limit > 0:
         raise ValueError(f"watch: limit = {limit} must be above 0; it counts GiB")
     wanted = _questions(keep)
-    return _watched(model, Witness(model, Record(), _chosen(model, layers), wanted, limit * 2**30), dense)
+    return _watched(
+        model, Witness(model, Record(), _chosen(model, layers), wanted, limit * 2**30), dense, layers is None
+    )
 
 
 def _questions(keep: Sequence[str] | Mapping[str, Any] | None) -> dict[str, Any] | None:
     if keep is None:
         return None
+    if not keep:
+        raise ValueError("watch: keep names no answer to keep; give some, such as ('entropy',), or leave it out")
     asked = dict(keep) if isinstance(keep, Mapping) else dict.fromkeys([keep] if isinstance(keep, str) else keep, True)
     known = [name for name in inspect.signature(Weights.observe).parameters if name != "self"]
     for name, value in asked.items():
@@ -87,7 +92,7 @@ def _chosen(model: nn.Module, layers: Iterable[int | str] | None) -> Callable[[s
 
 
 @contextmanager
-def _watched(model: nn.Module, witness: Witness, dense: bool) -> Iterator[Record]:
+def _watched(model: nn.Module, witness: Witness, dense: bool, everything: bool) -> Iterator[Record]:
     with ExitStack() as stack:
         if dense:
             from limelight.lens.eager import reading
@@ -105,8 +110,15 @@ def _watched(model: nn.Module, witness: Witness, dense: bool) -> Iterator[Record
                 "watch(model, dense=True) reads weights that it makes itself"
             )
         stack.enter_context(recording(model, witness))
+        if hasattr(torch.compiler, "set_stance"):  # a compiled model would not say who attends
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         assert isinstance(witness.record, Record)
         yield witness.record
+    if unseen := witness.unseen():
+        shown = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" if len(unseen) > 3 else "")
+        warnings.warn(f"watch: {shown} ran, and limelight did not see what they attend to", stacklevel=3)
+    elif witness.entered and not witness.record.log and not witness.record.missed and everything:
+        warnings.warn(f"watch: the {type(model).__name__} ran, and no attention was seen in it", stacklevel=3)
     if witness.record.missed:
         warnings.warn(
             f"watch: {witness.record.missed} attention calls were left out, since those before them hold "

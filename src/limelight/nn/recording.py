@@ -14,7 +14,7 @@ from limelight.backends.native import Bytes
 from limelight.functional import attention, weights
 from limelight.matrix import Weights
 from limelight.nn.attention import MultiHeadAttention
-from limelight.nn.stack import Decoder, Encoder
+from limelight.nn.stack import Decoder, Encoder, Seq2Seq
 from limelight.record import Call, Record
 
 _CONTEXTS = "context", "key_value_states", "encoder_hidden_states", "cross_attention_states"
@@ -38,10 +38,15 @@ class Witness:
         self._crossing: set[nn.Module] = set()  # modules that are attending to a context
         self._phase = "prefill"
         self._ids: dict[str, Tensor] = {}  # tokens so far, by stack
+        self._told: set[str] = set()
+        self.entered: set[nn.Module] = set()
 
     def sees(self, module: nn.Module, found: Weights) -> None:
         """One attention call."""
         name = self._names[module]
+        self._told.add(name)
+        if torch._C._current_graph_task_id() != -1:  # a checkpoint computes it once more, for the gradient
+            return
         *_, N, M = found.shape
         kind = "cross" if module in self._crossing else "self"
         if kind == "self":
@@ -54,9 +59,14 @@ class Witness:
         seen = found if self.questions is None else found.observe(**self.questions)
         self.kept += sum(x.untyped_storage().nbytes() for x in _tensors(seen))
         stack = self._stack(name, module)
-        ids = self._ids.get("encoder" if kind == "cross" else stack)
-        ids = None if ids is None or ids.shape[1] < M else ids[:, :M]
-        self.record.add(Call(name, kind, stack, self._phase, seen, found.shape, ids))
+        self.record.add(Call(name, kind, stack, self._phase, seen, found.shape, self._keys(kind, stack, found.shape)))
+
+    def _keys(self, kind: str, stack: str, shape: tuple[int, ...]) -> Tensor | None:
+        """The tokens of the keys; a cache may have dropped the first ones."""
+        ids, M = self._ids.get("encoder" if kind == "cross" else stack), shape[-1]
+        if ids is None or len(ids) != shape[0] or ids.shape[1] < M or (kind == "cross" and ids.shape[1] != M):
+            return None
+        return ids[:, ids.shape[1] - M :]
 
     def attends(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, dropout: float, options: dict[str, Any]
@@ -77,21 +87,33 @@ class Witness:
             self._crossing.add(module)
         else:
             self._crossing.discard(module)
+        self.entered.add(module)
+        # A generation begins with the encoder alone.
+        if self._names[module].endswith("encoder") and (ids := _ids(given, _SOURCES)) is not None:
+            self._ids["encoder"] = ids
 
     def begins(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model is about to run."""
         self.enters(model, args, kwargs)
         given = _named(model, args, kwargs)
-        sources, targets = (
-            next((given[n] for n in names if isinstance(given.get(n), Tensor)), None) for names in (_SOURCES, _TARGETS)
-        )
-        cached = any(given.get(n) is not None for n in ("past_key_values", "cache"))
-        for stack, ids in (("encoder", sources), ("decoder", targets if targets is not None else sources)):
-            if ids is None or ids.ndim != 2 or ids.is_floating_point():
-                continue
-            before = self._ids.get(stack)
-            goes_on = cached and stack == "decoder" and before is not None and len(before) == len(ids)
-            self._ids[stack] = torch.cat([before, ids], 1) if goes_on and before is not None else ids.detach()
+        sources, targets = _ids(given, _SOURCES), _ids(given, _TARGETS)
+        if sources is not None:
+            self._ids["encoder"] = sources
+        new = sources if targets is None and not _has_two_stacks(model) else targets
+        before, past = self._ids.pop("decoder", None), _length(given)
+        if past == 0:
+            before = None if new is None else new[:, :0]
+        # The sequences of a batch may have changed places in a cache (beam search), so only one is followed.
+        if new is not None and before is not None and before.shape[1] == past and (past == 0 or len(new) == 1):
+            self._ids["decoder"] = torch.cat([before, new], 1)
+        if sources is None and targets is None and past == 0:
+            self._ids.clear()
+
+    def unseen(self) -> list[str]:
+        """The modules that ran, are called attention, and of which nothing was seen."""
+        seen = self._told | {parent for name in self._told for parent in _parents(name)}
+        names = [self._names[m] for m in self.entered if "attention" in type(m).__name__.lower()]
+        return sorted(n for n in names if n not in seen and not any(p in self._told for p in _parents(n)))
 
     def _stack(self, name: str, module: nn.Module) -> str:
         parts = name.split(".")
@@ -101,6 +123,29 @@ class Witness:
                 return "encoder" if isinstance(parent, Encoder) else "decoder"
         found = [x for x in ("decoder", "encoder") if any(x in part.lower() for part in parts[:-1])]
         return found[0] if found else "decoder" if getattr(module, "is_causal", False) else "encoder"
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(1, len(parts))]
+
+
+def _ids(given: dict[str, Any], names: tuple[str, ...]) -> Tensor | None:
+    """The tokens that a model was called with."""
+    found = (given[n].detach() for n in names if isinstance(given.get(n), Tensor))
+    return next((x for x in found if x.ndim == 2 and not x.is_floating_point()), None)
+
+
+def _length(given: dict[str, Any]) -> int:
+    """How many tokens a cache holds already."""
+    cache = next((given[n] for n in ("past_key_values", "cache") if given.get(n) is not None), None)
+    if cache is None:
+        return 0
+    return int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else int(getattr(cache, "count", 0))
+
+
+def _has_two_stacks(model: nn.Module) -> bool:
+    return isinstance(model, Seq2Seq) or bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def _tensors(seen: Any) -> Iterator[Tensor]:

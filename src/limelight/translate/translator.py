@@ -131,7 +131,9 @@ class Translator:
                 continue
             if strange:
                 notes.append(f"left out, characters that the model does not know: {' '.join(dict.fromkeys(strange))}")
-            parts.append(Part(before, inside, after + piece.after))
+            # The model has hardly seen a sentence without its mark, so it is lent one.
+            bare = inside[-1:].isalnum()
+            parts.append(Part(before, inside + "." * bare, after + piece.after, bare))
         return _Plan(parts, notes)
 
     def _strange(self, text: str) -> list[str]:
@@ -175,6 +177,12 @@ class Part:
     before: str
     text: str
     after: str
+    bare: bool = False  # the full stop at the end of the text is not its own
+
+    def translated(self, found: dict[str, Sentence]) -> str:
+        """With what stands around it."""
+        text = found[self.text].text if self.text else ""
+        return self.before + (text.removesuffix(".") if self.bare else text) + self.after
 
 
 @dataclass(frozen=True)
@@ -187,8 +195,7 @@ class _Plan:
     def joined(self, found: dict[str, Sentence]) -> Translation:
         """What was done."""
         sentences = [found[part.text] for part in self.parts if part.text]
-        text = "".join(p.before + (found[p.text].text if p.text else "") + p.after for p in self.parts)
-        return Translation(text, sentences, self.notes)
+        return Translation("".join(part.translated(found) for part in self.parts), sentences, self.notes)
 
 
 def load(folder: str | Path | None = None) -> Translator:

@@ -1,0 +1,107 @@
+"""``limelight translate``: a translation and its alignment, on a terminal, as JSON and as a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from limelight.lens.looking import links_table, wide_console
+from limelight.lens.page import page
+from limelight.lens.reading import Link, Reading
+from limelight.record import Call
+from limelight.translate import Sentence, Translation, Translator
+
+_SHOWN = 4  # sentences whose alignment is drawn
+
+
+def reading_of(sentence: Sentence) -> Reading:
+    """What the model attended to, with what it wrote beside the cross-attention."""
+    written = sentence.tokens
+    tokens = {"encoder": sentence.source_tokens, "decoder": ["<pad>", *written[:-1]], "written": written}
+    return Reading(
+        sentence.text, {stack: [_plain(t) for t in names] for stack, names in tokens.items()}, sentence.record
+    )
+
+
+def _plain(token: str) -> str:
+    return token.removeprefix("▁") or "▁"
+
+
+def alignment(reading: Reading, layer: int | None = None, head: int | None = None) -> tuple[Call, int]:
+    """The head of the cross-attention with the strongest links between words."""
+    return reading.only(layer, kind="cross").most_telling(head)
+
+
+def show(translation: Translation, top: int, html: str | None, as_json: bool) -> None:
+    """Prints the translation, and what it looked at while it wrote every word."""
+    messages = Console(stderr=True)
+    for note in translation.notes:
+        messages.print(f"note: {note}", style="yellow", highlight=False)
+    readings = [reading_of(sentence) for sentence in translation.sentences]
+    if html and readings:
+        texts = [(reading, reading.heads()) for reading in readings]
+        Path(html).write_text(page(texts, alignment(readings[0])), encoding="utf-8")
+        messages.print(f"{html} has every layer and head.")
+    if as_json:
+        print(json.dumps(_as_dict(translation, readings, top), ensure_ascii=False))
+        return
+    console = wide_console()
+    print(translation.text)
+    for reading in readings[:_SHOWN]:
+        call, head = alignment(reading)
+        console.print()
+        console.print(f"{call.name}: each word looks at the words that it is written from", style="bold")
+        call.weights.show(*reading.names(call), head=head, on=console)
+        console.print(links_table("strongest links", reading, reading.links(call, head, top)))
+    if len(readings) > _SHOWN:
+        messages.print(f"{len(readings) - _SHOWN} more sentences are not drawn; --html and --json have them.")
+
+
+def _as_dict(translation: Translation, readings: list[Reading], top: int) -> dict[str, Any]:
+    def of_sentence(sentence: Sentence, reading: Reading) -> dict[str, Any]:
+        call, head = alignment(reading)
+        with torch.no_grad():
+            weights = call.weights[0, head].tolist()
+        return {
+            "source": sentence.source,
+            "text": sentence.text,
+            "source_tokens": sentence.source_tokens,
+            "tokens": sentence.tokens,
+            "scores": sentence.scores,
+            "alignment": {"module": call.name, "layer": call.layer, "head": head, "weights": weights},
+            "links": [_link(reading, link) for link in reading.links(call, head, top)],
+        }
+
+    sentences = [of_sentence(*both) for both in zip(translation.sentences, readings, strict=True)]
+    return {"text": translation.text, "sentences": sentences, "notes": translation.notes}
+
+
+def _link(reading: Reading, link: Link) -> dict[str, Any]:
+    written, source = reading.names(link.call)
+    return {
+        "from": written[link.query],
+        "to": source[link.key],
+        "query": link.query,
+        "key": link.key,
+        "weight": link.weight,
+    }
+
+
+def translate_lines(translator: Translator, lines: Iterable[str], beams: int) -> None:
+    """One line of translation for each line; what there is to say, and the progress, on the standard error."""
+    messages = Console(stderr=True)
+    texts = [line.rstrip("\r\n") for line in lines]
+
+    def progress(batches: Any) -> Any:
+        return track(batches, description="translating", console=messages, transient=True)
+
+    for number, translation in enumerate(translator.translate_all(texts, beams=beams, progress=progress), 1):
+        print(" ".join(translation.text.split("\n")))
+        for note in translation.notes:
+            messages.print(f"line {number}: {note}", style="yellow", highlight=False)

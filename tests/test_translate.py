@@ -136,16 +136,91 @@ def test_an_interrupted_training_comes_to_the_same_result(tmp_path: Path) -> Non
     assert loaded("the cat.").tokens[-1] == "</s>" or len(loaded("the cat.").tokens) > 5
 
 
-def test_it_learns(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A translator of the toy language."""
+    folder = tmp_path_factory.mktemp("toy")
     recipe = Recipe(**{**vars(TINY), "epochs": 12, "dropout": 0.0, "average": 0.97})
     seen: list[translate.Progress] = []
     scores: list[float] = []
-    best = translate.train(toy_pairs(1500), tmp_path, recipe, watch=seen.append, scored=lambda _, x: scores.append(x))
-    assert best == max(scores)
-    assert best > 60
+    best = translate.train(toy_pairs(1500), folder, recipe, watch=seen.append, scored=lambda _, x: scores.append(x))
+    assert best == max(scores) > 60
     assert seen[-1].loss < seen[0].loss / 3
-    t = translate.load(tmp_path)
-    assert t("the dog sees a cat.").text == "chat un voit chien le."
+    return folder
+
+
+def test_it_learns(toy: Path) -> None:
+    t = translate.load(toy)
+    found = t("the dog sees a cat.")
+    assert found.text == str(found) == "chat un voit chien le."
+    assert found.tokens == [*found.sentences[0].tokens]
+    assert found.tokens[-1] == "</s>"
+    assert len(found.scores) == len(found.tokens)
+    assert max(found.scores) <= 0
+    assert t("the dog sees a cat.", beams=1).text == found.text
+    cross = found.record["decoder.blocks.0.cross"]
+    assert cross.shape == (1, 4, len(found.tokens), len(found.sentences[0].source_tokens))
+    with pytest.raises(TypeError, match="translate_all"):
+        t(["the cat."])  # type: ignore[arg-type]
+
+
+def test_scores_are_those_of_the_model(toy: Path) -> None:
+    t = translate.load(toy)
+    (sentence,) = t("a man eats.").sentences
+    ids = [t.tokenizer.token_to_id(token) for token in sentence.tokens]
+    source = torch.tensor([[t.tokenizer.token_to_id(token) for token in sentence.source_tokens]])
+    before = [t.model.config["decoder_start_token_id"]]  # type: ignore[index]
+    for token, score in zip(ids, sentence.scores, strict=True):
+        with torch.no_grad():
+            logits = t.model(source, torch.tensor([before]))[0, -1]
+        assert score == pytest.approx(float(logits.log_softmax(-1)[token]), abs=1e-4)
+        before.append(token)
+
+
+def test_text_of_every_kind(toy: Path) -> None:
+    t = translate.load(toy)
+    one, two = t("the cat.").text, t("a dog eats.").text
+    assert t("the cat. A dog.\n\nthe cat.").text.count("\n\n") == 1
+    assert t("  the cat. \n").text == f"  {one} \n"
+    assert t("the cat").text == one.removesuffix(".")  # without a mark
+    assert [x.text for x in t.translate_all(["the cat.", "", "a dog eats."])] == [one, "", two]
+    smile = t("the cat. 😀")
+    assert smile.text.endswith("😀")
+    strange = t("日本語です。")
+    assert strange.text == "日本語です。"
+    assert "kept as it is" in strange.notes[0]
+    inside = t("the € cat.")
+    assert "€" in inside.notes[0]
+    long = t("the cat sees a dog " * 400)
+    assert len(long.sentences) > 10
+    assert len(long.text.split()) > 200
+
+
+def test_translate_on_the_command_line(toy: Path, tmp_path: Path) -> None:
+    def run(*arguments: str, code: int = 0) -> Any:
+        done = CliRunner().invoke(main, ["translate", "--model", str(toy), *arguments])
+        assert done.exit_code == code, done.output
+        return done
+
+    shown = run("the dog sees a cat.").stdout
+    assert shown.splitlines()[0] == "chat un voit chien le."
+    assert "█" in shown
+    page = tmp_path / "page.html"
+    found = json.loads(run("the dog. A cat eats.", "--json", "--html", str(page)).stdout)
+    assert [s["source"] for s in found["sentences"]] == ["the dog.", "A cat eats."]
+    matrix = torch.tensor(found["sentences"][0]["alignment"]["weights"])
+    torch.testing.assert_close(matrix.sum(-1), torch.ones(len(matrix)))
+    assert "2. decoder cross-attention" in page.read_text(encoding="utf-8")
+    file = tmp_path / "lines.txt"
+    file.write_text("the cat.\n\nthe dog. The cat.\n日本\n" + "the cat sees " * 400, encoding="utf-8")
+    lines = run("--file", str(file)).stdout.split("\n")
+    assert len(lines) == 6
+    assert lines[1] == ""
+    assert lines[3] == "日本"
+    assert lines[0] == run("the cat.", "--beams", "4").stdout.splitlines()[0]
+    run(code=2)
+    run("a", "--file", str(file), code=2)
+    run("--file", str(file), "--json", code=2)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,11 @@ def show(translation: Translation, top: int, html: str | None, as_json: bool) ->
     messages = Console(stderr=True)
     for note in translation.notes:
         messages.print(f"note: {note}", style="yellow", highlight=False)
+    for sentence in translation.sentences:
+        if sentence.doubtful:
+            messages.print(
+                f"note: doubtful, is it everyday English? {sentence.source!r}", style="yellow", highlight=False
+            )
     readings = [reading_of(sentence) for sentence in translation.sentences]
     if html and readings:
         texts = [(reading, reading.heads()) for reading in readings]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -119,7 +120,7 @@ def train(
     scored: Callable[[int, float], None] = lambda *_: None,
     save_every: float = 300.0,
 ) -> float:
-    """Trains on ``pairs`` and leaves the model with the best BLEU in ``folder``; returns that BLEU.
+    """Trains on ``pairs`` and leaves the model with the best BLEU in ``folder``, in float16; returns that BLEU.
 
     Where ``folder`` holds a training with the same recipe that was interrupted, it goes on to the same result as if it
     had not been. ``watch`` is told after every update, ``scored`` after every epoch; every ``save_every`` seconds all
@@ -150,7 +151,7 @@ def train(
         with _averaged(state):
             score = bleu(state.model, tokenizer, references)
             if score > max(state.scores, default=-1.0):
-                models.save(state.model, folder)
+                models.save(copy.deepcopy(state.model).half(), folder)
         state.scores.append(score)
         state.epoch, state.done = state.epoch + 1, 0
         _save(folder, state)

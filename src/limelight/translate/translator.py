@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -50,6 +51,11 @@ class Sentence:
     def record(self) -> Record:
         """What every head attended to; row i of the decoder is what it looked at while it wrote token i."""
         return self._seen[0]
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the model finds its own words unlikely, as it does with what is no plain English."""
+        return math.exp(sum(self.scores) / len(self.scores)) < _UNSURE
 
     @cached_property
     def _seen(self) -> tuple[Record, list[float]]:

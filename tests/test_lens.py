@@ -657,6 +657,9 @@ def test_watches_that_overlap() -> None:
             two(**given)
     b.__exit__(None, None, None)
     assert (len(first.log), len(second.log), len(inner.log)) == (0, 2, 2)
+    seen = []
+    torch.compile(lambda x: x + 1, backend=lambda graph, _: seen.append(graph) or graph)(torch.ones(2))
+    assert seen  # models can be compiled again
     ours = _translator()
     with ll.watch(ours) as outer:
         with ll.watch(ours) as inner:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from fnmatch import fnmatchcase
+from threading import Lock
 from typing import Any
 
 import torch
@@ -110,8 +111,7 @@ def _watched(model: nn.Module, witness: Witness, dense: bool, everything: bool) 
                 "watch(model, dense=True) reads weights that it makes itself"
             )
         stack.enter_context(recording(model, witness))
-        if hasattr(torch.compiler, "set_stance"):  # a compiled model would not say who attends
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_uncompiled())
         assert isinstance(witness.record, Record)
         yield witness.record
     if unseen := witness.unseen():
@@ -126,6 +126,27 @@ def _watched(model: nn.Module, witness: Witness, dense: bool, everything: bool) 
             "layers (layers=…), only answers (keep=…) or more of them (limit=…)",
             stacklevel=3,
         )
+
+
+_lock, _active = Lock(), ExitStack()
+_count = 0
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """As long as any model is watched, none is compiled: a compiled one would not say who attends."""
+    global _count
+    with _lock:
+        _count += 1
+        if _count == 1 and hasattr(torch.compiler, "set_stance"):
+            _active.enter_context(torch.compiler.set_stance("force_eager"))
+    try:
+        yield
+    finally:
+        with _lock:
+            _count -= 1
+            if _count == 0:
+                _active.close()
 
 
 def _of_transformers(model: nn.Module) -> bool:

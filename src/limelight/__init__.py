@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from limelight import lens, models, nn, positions
+    from limelight import experiments, lens, models, nn, positions, translate
     from limelight.biases import ALiBi, DenseBias, Relative
     from limelight.cache import ByteCache, HeavyHitterCache, KVCache, WindowCache
     from limelight.flow import rollout
@@ -42,7 +42,7 @@ _HOME = {
     "HeavyHitterCache": "cache",
     "SlowPathWarning": "problem",
 }
-_PACKAGES = ("lens", "models", "nn", "positions")
+_PACKAGES = ("experiments", "lens", "models", "nn", "positions", "translate")
 
 __all__ = [
     "ALiBi",
@@ -63,12 +63,14 @@ __all__ = [
     "WindowCache",
     "attention",
     "backend_for",
+    "experiments",
     "lens",
     "models",
     "nn",
     "positions",
     "rollout",
     "trace",
+    "translate",
     "watch",
     "weights",
 ]

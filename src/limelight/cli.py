@@ -173,6 +173,24 @@ def train(pairs: str, out: str, threads: int | None, **choices: Any) -> None:
         train_with_progress(pairs, out, given, threads)
 
 
+@main.command()
+@click.argument("name", required=False)
+@click.option("--out", type=click.Path(file_okay=False), help="A folder for figures (PNG, SVG) and data (CSV, JSON).")
+@click.option("--quick", is_flag=True, help="Fewer seeds and shorter texts.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+def experiment(name: str | None, out: str | None, quick: bool, seed: int) -> None:
+    """Check what texts say about attention: NAME is an experiment, or "all". Without a name they are listed."""
+    from limelight.experiments import EXPERIMENTS, terminal
+
+    if name is None:
+        terminal.list_experiments()
+        return
+    if name not in EXPERIMENTS and name != "all":
+        raise click.UsageError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)} and all")
+    with _failing():
+        terminal.run_and_show(name, out, quick, seed)
+
+
 def _read(file: TextIO) -> str:
     try:
         return file.read()

@@ -205,7 +205,7 @@ def _failing() -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise
-    except (OSError, TypeError, ValueError) as error:
+    except (ImportError, OSError, TypeError, ValueError) as error:
         raise click.ClickException(str(error)) from None
 
 

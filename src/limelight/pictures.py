@@ -109,7 +109,7 @@ def print_heatmaps(pictures: Sequence[Picture], console: Console) -> None:
 
 def figure_of(pictures: Sequence[Picture]) -> Figure:
     """One figure, a heatmap for each picture."""
-    _needs_matplotlib()
+    need_matplotlib()
     from matplotlib.figure import Figure
 
     cols = math.ceil(math.sqrt(len(pictures)))
@@ -153,7 +153,8 @@ def room(on: Any) -> tuple[int, int]:
     return 512, 512
 
 
-def _needs_matplotlib() -> None:
+def need_matplotlib() -> None:
+    """An error that says what to do, where it is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:

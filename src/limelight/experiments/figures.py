@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from limelight.pictures import need_matplotlib
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -23,10 +25,9 @@ STYLE: dict[str, Any] = {
 
 def styled(draw: Callable[[], Figure]) -> Figure:
     """What ``draw`` makes, in the house style."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise ImportError("a figure needs matplotlib: pip install 'limelight[plot]'") from None
+    need_matplotlib()
+    import matplotlib as mpl
+
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         return draw()
 

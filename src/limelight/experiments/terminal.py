@@ -11,6 +11,7 @@ from rich.table import Table
 from limelight.experiments import EXPERIMENTS, draw, run
 from limelight.experiments.findings import Result
 from limelight.experiments.report import shown, write, write_report
+from limelight.pictures import need_matplotlib
 
 _WIDE = 160  # columns, where there is no terminal
 _STYLES = {"reproduced": "green", "reproduced in direction": "yellow", "corrected": "red"}
@@ -28,6 +29,8 @@ def list_experiments() -> None:
 def run_and_show(name: str, folder: str | None, quick: bool, seed: int) -> None:
     """Tables with verdicts; figures and data where there is a folder."""
     console, messages = _console(), Console(stderr=True)
+    if folder is not None:
+        need_matplotlib()
     names = list(EXPERIMENTS) if name == "all" else [name]
     results = []
     for each in names:

@@ -207,6 +207,8 @@ class _Plan:
 def load(folder: str | Path | None = None) -> Translator:
     """The translator that comes with limelight, English to French, or one that ``limelight train`` left in a folder."""
     home = Path(str(files("limelight.translate").joinpath("english-french"))) if folder is None else Path(folder)
+    if folder is None and not home.is_dir():
+        raise FileNotFoundError("no translator comes with this installation; give the folder of one that was trained")
     model = models.load(home, dtype=torch.float32)
     if not isinstance(model, Seq2Seq):
         raise ValueError(f"{home} holds no encoder-decoder, and only those translate")

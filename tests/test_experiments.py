@@ -44,7 +44,6 @@ EXPECTED = {
     12: DIRECTION,
     13: CORRECTED,  # the scores are symmetric, the weights are not
     14: REPRODUCED,
-    20: REPRODUCED,
     21: REPRODUCED,
     22: CORRECTED,  # causal attention changes later outputs only
 }

@@ -29,6 +29,15 @@ _TITLES = {
 }
 
 
+_WIDE = 160  # columns, where there is no terminal
+
+
+def wide_console() -> Console:
+    """The standard output, wide enough for tables where it is no terminal."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_WIDE)
+
+
 def matrix_table(title: str, matrix: Tensor, rows: Sequence[str], cols: Sequence[str]) -> Table:
     """A labelled table of one matrix."""
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ORDER = (REPRODUCED, DIRECTION, CORRECTED)
-CLAIMS = 22
 
 
 def verdicts(results: Iterable[Result]) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ from limelight.experiments import EXPERIMENTS, draw, run
 from limelight.experiments.findings import Result
 from limelight.experiments.report import shown, write, write_report
 from limelight.pictures import need_matplotlib
+from limelight.tables import wide_console
 
-_WIDE = 160  # columns, where there is no terminal
 _STYLES = {"reproduced": "green", "reproduced in direction": "yellow", "corrected": "red"}
 
 
@@ -23,12 +23,12 @@ def list_experiments() -> None:
     for name, (_, claims, line) in EXPERIMENTS.items():
         table.add_row(name, line, f"claims {', '.join(map(str, claims))}")
     table.add_row("all", "every one of them, and a report", "")
-    _console().print(table)
+    wide_console().print(table)
 
 
 def run_and_show(name: str, folder: str | None, quick: bool, seed: int) -> None:
     """Tables with verdicts; figures and data where there is a folder."""
-    console, messages = _console(), Console(stderr=True)
+    console, messages = wide_console(), Console(stderr=True)
     if folder is not None:
         need_matplotlib()
     names = list(EXPERIMENTS) if name == "all" else [name]
@@ -46,11 +46,6 @@ def run_and_show(name: str, folder: str | None, quick: bool, seed: int) -> None:
         else:
             files = write(*drawn[0], Path(folder))
             messages.print(f"{folder} has {', '.join(file.name for file in files)}.")
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_WIDE)
 
 
 def _table(result: Result) -> Group:

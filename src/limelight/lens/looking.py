@@ -18,10 +18,10 @@ from limelight.lens.page import page
 from limelight.lens.reading import Link, Reading
 from limelight.pictures import short
 from limelight.record import Call
+from limelight.tables import wide_console
 
 _LONG = 1024  # tokens, from which on there is a progress bar
 _TOLD = "strongest links, without those to itself, its neighbours, the first token and separators"
-_WIDE = 140  # columns, where there is no terminal
 
 
 def look(
@@ -63,12 +63,6 @@ def look(
     queries, keys = seen.names(call)
     console.print(f"{call.name}, layer {call.layer}", style="bold")
     call.weights.show(queries, keys, head=head, on=console)
-
-
-def wide_console() -> Console:
-    """The standard output, wide enough for tables where it is no terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_WIDE)
 
 
 def _progress(console: Console, tokens: int) -> Callable[[str], Callable[[Iterable[Any]], Any]]:

@@ -11,10 +11,11 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from limelight.lens.looking import links_table, wide_console
+from limelight.lens.looking import links_table
 from limelight.lens.page import page
 from limelight.lens.reading import Link, Reading
 from limelight.record import Call
+from limelight.tables import wide_console
 from limelight.translate import Sentence, Translation, Translator
 
 _SHOWN = 4  # sentences whose alignment is drawn

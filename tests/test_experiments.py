@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
-from limelight import experiments
+from limelight import Window, attention, experiments
 from limelight.cli import main
-from limelight.experiments import EXPERIMENTS, Finding, Result, report
+from limelight.experiments import EXPERIMENTS, Finding, Result, cost, report
 from limelight.experiments.findings import CORRECTED, DIRECTION, REPRODUCED, exponent, holds, judge, ordered
+from limelight.experiments.measuring import peak_bytes
 
 QUICK = ("worked-example", "rows", "scaling", "temperature", "projections", "positions", "mixing", "dropout")
 
@@ -39,13 +41,15 @@ EXPECTED = {
     5: REPRODUCED,
     7: REPRODUCED,
     8: REPRODUCED,
+    9: REPRODUCED,  # within two spreads of a draw of 20 tokens
     10: CORRECTED,  # the printed numbers do not sum to 1
     11: REPRODUCED,
     12: DIRECTION,
     13: CORRECTED,  # the scores are symmetric, the weights are not
     14: REPRODUCED,
+    16: REPRODUCED,
     21: REPRODUCED,
-    22: CORRECTED,  # causal attention changes later outputs only
+    22: REPRODUCED,
 }
 
 
@@ -94,18 +98,37 @@ def test_a_wrong_measurement_is_not_reproduced(monkeypatch: pytest.MonkeyPatch) 
     assert found[9, "entropy, scaled"] == CORRECTED
 
 
+def test_paths_are_counted_in_the_graph() -> None:
+    x, other = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    y = ((x * 2).exp() * other).exp() + x  # x is one operation away, and five along the other branch
+    assert cost._paths(y, x) == (1, 5)
+    assert cost._paths(y, other) == (3, 3)
+
+
+def test_memory_is_of_the_call() -> None:
+    """A function that makes n × n numbers needs four times as much for twice the tokens; else twice."""
+    square = peak_bytes(cost._stored, (512, 1024, 2048), 1, 16)
+    assert 1.7 < exponent((512, 1024, 2048), square) < 2.2
+    assert square[-1] >= 2048 * 2048 * 4
+    line = peak_bytes(attention, (8192, 16384, 32768), 1, 16, mask=Window(3))
+    assert 0.6 < exponent((8192, 16384, 32768), line) < 1.4
+
+
 def test_figures_and_files(results: dict[str, Result], tmp_path: Path) -> None:
-    drawn = [(result, experiments.draw(result)) for result in results.values()]
-    page = report.write_report(drawn, tmp_path)
+    page = report.write_report(list(results.values()), tmp_path)
     text = page.read_text(encoding="utf-8")
-    assert text.count("<img") == len(EXPERIMENTS)
+    assert text.count("<img") == text.count("prefers-color-scheme: dark)' srcset") == len(EXPERIMENTS)
     assert "http" not in text
     found = json.loads((tmp_path / "verdicts.json").read_text(encoding="utf-8"))
     assert [entry["claim"] for entry in found] == list(range(1, 23))
     assert all({"claim", "verdict", "theirs", "measured"} <= entry.keys() for entry in found)
+    table = (tmp_path / "verdicts.md").read_text(encoding="utf-8").splitlines()
+    assert table[0].startswith("22 claims: ")
+    assert [line.count(" | ") for line in table[4:]] == [5] * sum(len(result.findings) for result in results.values())
     for name, result in results.items():
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert "<svg" in (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
+        for file in (name, f"{name}-dark"):
+            assert (tmp_path / f"{file}.png").read_bytes().startswith(b"\x89PNG")
+            assert "<svg" in (tmp_path / f"{file}.svg").read_text(encoding="utf-8")
         assert json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))["title"] == result.title
     with (tmp_path / "scaling-entropy.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

@@ -48,12 +48,12 @@ def run(name: str, *, quick: bool = False, seed: int = 0) -> Result:
     return result
 
 
-def draw(result: Result) -> Figure:
-    """The figure of a result."""
+def draw(result: Result, *, dark: bool = False) -> Figure:
+    """The figure of a result, on white or on dark."""
     from limelight.experiments.figures import styled
 
     module = _module(result.name)
-    return styled(lambda: module.draw(result))
+    return styled(lambda: module.draw(result), dark=dark)
 
 
 __all__ = ["EXPERIMENTS", "Finding", "Result", "draw", "run"]

@@ -91,7 +91,7 @@ def draw(result: Result) -> Figure:
     """What dropout does to the sum of a row that reaches the values."""
     from limelight.experiments.figures import COLOURS, new_figure
 
-    figure, axis = new_figure()
+    figure, axis = new_figure(width=5.2)
     rows = result.data["dropout"]
     axis.errorbar(
         [r["dropout"] for r in rows],
@@ -102,6 +102,8 @@ def draw(result: Result) -> Figure:
         capsize=3,
     )
     axis.set(
-        xlabel="dropout p", ylabel="sum of a row that reaches the values", title="1 on average, and no longer always"
+        xlabel="dropout p",
+        ylabel="sum of a row that reaches the values",
+        title="1 on average, and no longer always (bars: ± σ)",
     )
     return figure

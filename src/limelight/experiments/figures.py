@@ -1,8 +1,8 @@
-"""Figures for a slide: readable in grey, on light and on dark."""
+"""Figures for a slide, on light and on dark, which can be read in grey: series differ in marker, line or hatch too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from limelight.pictures import need_matplotlib
@@ -12,23 +12,29 @@ if TYPE_CHECKING:
 
 # Different in lightness too, and all of them visible on white and on black.
 COLOURS = ("#2b7bba", "#e8743b", "#19a979", "#945ecf", "#c9a227", "#d1478c")
-_INK = "#808080"  # text and axes: grey is read on either
-STYLE: dict[str, Any] = {
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK),
-    **{"axes.titlecolor": _INK, "legend.framealpha": 0.0, "legend.fontsize": 8, "axes.titlesize": 10},
-    **{"axes.labelsize": 9, "xtick.labelsize": 8, "ytick.labelsize": 8, "lines.linewidth": 1.6, "axes.axisbelow": True},
-    **{"axes.grid": True, "grid.alpha": 0.25, "axes.spines.top": False, "axes.spines.right": False},
-    **{"figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "svg.fonttype": "none"},
-    **{"errorbar.capsize": 2, "hatch.linewidth": 0.6, "xtick.minor.bottom": False},
+GREY = "#808080"
+_HATCHES = ("", "//", "..")
+_SIZES: dict[str, Any] = {
+    **{"axes.titlesize": 11, "axes.labelsize": 10, "xtick.labelsize": 9, "ytick.labelsize": 9, "legend.fontsize": 9},
+    **{"lines.linewidth": 1.8, "errorbar.capsize": 3, "hatch.linewidth": 0.7, "legend.framealpha": 0.0},
+    **{"axes.grid": True, "grid.alpha": 0.25, "axes.axisbelow": True, "xtick.minor.bottom": False},
+    **{"axes.spines.top": False, "axes.spines.right": False, "svg.fonttype": "none"},
 }
 
 
-def styled(draw: Callable[[], Figure]) -> Figure:
+def _style(dark: bool) -> dict[str, Any]:
+    ink, paper = ("#ececf2", "#14141a") if dark else ("#1b1b22", "#ffffff")
+    inks = ("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color")
+    papers = ("figure.facecolor", "axes.facecolor", "savefig.facecolor", "hatch.color")
+    return {**_SIZES, **dict.fromkeys(inks, ink), **dict.fromkeys(papers, paper)}
+
+
+def styled(draw: Callable[[], Figure], *, dark: bool = False) -> Figure:
     """What ``draw`` makes, in the house style."""
     need_matplotlib()
     import matplotlib as mpl
 
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+    with mpl.rc_context(_style(dark)):  # type: ignore[arg-type]
         return draw()
 
 
@@ -38,6 +44,30 @@ def new_figure(rows: int = 1, cols: int = 1, *, width: float = 4.6, height: floa
 
     figure = Figure(figsize=(width * cols, height * rows), layout="constrained")
     return figure, figure.subplots(rows, cols)
+
+
+def bars(
+    axis: Any,
+    names: Sequence[object],
+    series: Mapping[str, Sequence[float]],
+    *,
+    spreads: Mapping[str, Sequence[float]] | None = None,
+    colours: Sequence[str] = COLOURS,
+) -> None:
+    """A group of bars for each name, with a bar in it for each series."""
+    thick = 0.8 / len(series)
+    for n, (label, heights) in enumerate(series.items()):
+        places = [i + (n - (len(series) - 1) / 2) * thick for i in range(len(names))]
+        options = {"color": colours[n], "hatch": _HATCHES[n % len(_HATCHES)], "label": label, "ecolor": GREY}
+        axis.bar(places, heights, thick, yerr=(spreads or {}).get(label), **options)
+    axis.set_xticks(range(len(names)), [str(name) for name in names])
+    axis.grid(False, axis="x")
+
+
+def lengths_axis(axis: Any, lengths: Sequence[float], label: str) -> None:
+    """A logarithmic axis with the lengths that were measured as its ticks."""
+    axis.set(xscale="log", xlabel=label)
+    axis.set_xticks(list(lengths), [f"{n:g}" for n in lengths])
 
 
 def heatmap(axis: Any, matrix: list[list[float]], rows: Any, cols: Any, *, numbers: bool = False) -> None:

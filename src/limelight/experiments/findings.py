@@ -90,6 +90,11 @@ def mean_and_spread(numbers: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(sum((x - mean) ** 2 for x in numbers) / max(1, len(numbers) - 1))
 
 
+def plus_minus(spreads: Sequence[float]) -> str:
+    """The spreads between seeds of the numbers of a finding, for its note."""
+    return "± " + ", ".join(f"{x:.2g}" for x in spreads)
+
+
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     """The slope of log value against log size, by least squares: the power by which it grows."""
     x, y = [math.log(s) for s in sizes], [math.log(v) for v in values]

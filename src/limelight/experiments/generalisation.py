@@ -104,6 +104,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     learned = [row for row in rows if row["seen"] > 0.9]
     gap = max(row["seen"] - row["unseen"] for row in learned)
     without = by["the token before", "none"]
+    can = [row["positions"] for row in before if row["seen"] > 0.9]
     findings = [
         Finding(
             *(17, "what is learned works on tokens that were never seen: accuracy on them", "works"),
@@ -121,7 +122,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             *(17, "and not positions: a rule about places, without positions", "works", round(without["seen"], 3)),
             *(
                 holds(without["seen"] > 0.9),
-                "where a rule is about places, weights must know them; with ALiBi, T5 or rotary it is learned",
+                f"where a rule is about places, weights must know them; one layer learns it with {', '.join(can)}",
             ),
         ),
         Finding(
@@ -142,23 +143,15 @@ def run(quick: bool = False, seed: int = 0) -> Result:
 
 def draw(result: Result) -> Figure:
     """Accuracy by scheme, a panel for each rule."""
-    from limelight.experiments.figures import COLOURS, new_figure
+    from limelight.experiments.figures import bars, new_figure
 
-    figure, axes = new_figure(1, 2, width=5.0)
-    tests = (("seen", "", COLOURS[0]), ("unseen", "//", COLOURS[1]), ("longer", "..", COLOURS[2]))
+    figure, axes = new_figure(1, 2, width=5.4, height=3.8)
+    tests = {"seen": "tokens seen", "unseen": "tokens never seen", "longer": "texts twice as long"}
     for axis, rule in zip(axes, RULES, strict=True):
         rows = [row for row in result.data["accuracy"] if row["rule"] == rule]
-        for shift, (test, hatch, colour) in zip((-0.27, 0.0, 0.27), tests, strict=True):
-            label = {"seen": "tokens seen", "unseen": "tokens never seen", "longer": "twice as long"}[test]
-            axis.bar(
-                [n + shift for n in range(len(rows))],
-                [row[test] for row in rows],
-                0.25,
-                color=colour,
-                hatch=hatch,
-                label=label,
-            )
-        axis.set_xticks(range(len(rows)), [row["positions"] for row in rows], rotation=20)
-        axis.set(ylabel="share that is right", ylim=(0, 1.05), title=rule)
-    axes[0].legend(loc="lower right")
+        series = {label: [row[test] for row in rows] for test, label in tests.items()}
+        spreads = {label: [row[f"{test} spread"] for row in rows] for test, label in tests.items()}
+        bars(axis, [row["positions"] for row in rows], series, spreads=spreads)
+        axis.set(ylabel="share that is right", ylim=(0, 1.05), xlabel="positions", title=f"Rule: say {rule}")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

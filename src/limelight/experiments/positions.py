@@ -94,12 +94,15 @@ def _profile(scheme: Positions) -> list[float]:
 
 def draw(result: Result) -> Figure:
     """Similarity by distance, a panel for each scheme."""
-    from limelight.experiments.figures import COLOURS, new_figure
+    from limelight.experiments.figures import COLOURS, GREY, new_figure
 
     figure, axes = new_figure(2, 3, width=3.4, height=2.6)
     rows: list[dict[str, Any]] = result.data["similarity"]
     names = [name for name in rows[0] if name != "distance"]
     for axis, name, colour in zip(axes.flat, names, COLOURS, strict=True):
         axis.plot([row["distance"] for row in rows], [row[name] for row in rows], color=colour)
-        axis.set(title=name, xlabel="key − query", ylabel="log weight")
+        axis.axvline(0, color=GREY, alpha=0.6, linewidth=0.8)
+        axis.set_title(name)
+    figure.supxlabel("key − query (positions)", fontsize=10)
+    figure.supylabel("log of the weight of equal tokens; 0 is the mean", fontsize=10)
     return figure

@@ -80,7 +80,9 @@ def draw(result: Result) -> Figure:
 
     figure, axes = new_figure(1, 2, width=4.0)
     names = [str(n) for n in range(TOKENS)]
-    for axis, name, title in zip(axes, ("score", "weight"), ("scores: symmetric", "weights: not"), strict=True):
+    for axis, name, title in zip(
+        axes, ("score", "weight"), ("One projection: scores are symmetric", "the weights are not"), strict=True
+    ):
         matrix = [[0.0] * TOKENS for _ in names]
         for row in result.data["matrices"]:
             matrix[row["query"]][row["key"]] = row[name]

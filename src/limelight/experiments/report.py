@@ -6,14 +6,11 @@ import base64
 import html
 import json
 from collections.abc import Iterable, Sequence
-from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from limelight.experiments import draw
 from limelight.experiments.findings import CORRECTED, DIRECTION, REPRODUCED, Finding, Result, plain
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _ORDER = (REPRODUCED, DIRECTION, CORRECTED)
 
@@ -40,12 +37,15 @@ def verdicts(results: Iterable[Result]) -> list[dict[str, Any]]:
     return [plain(entry) for entry in entries]
 
 
-def write(result: Result, figure: Figure, folder: Path) -> list[Path]:
-    """The figure as PNG and SVG, every table as CSV, and everything as JSON."""
+def write(result: Result, folder: Path) -> list[Path]:
+    """The figure as PNG and SVG, for light and for dark, every table as CSV, and everything as JSON."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"{result.name}.{kind}" for kind in ("png", "svg")]
-    for file in files:
-        figure.savefig(file, dpi=150)
+    files = []
+    for dark, suffix in ((False, ""), (True, "-dark")):
+        figure = draw(result, dark=dark)
+        for kind in ("png", "svg"):
+            files.append(folder / f"{result.name}{suffix}.{kind}")
+            figure.savefig(files[-1], dpi=150)
     for table in result.data:
         if result.data[table]:
             files.append(folder / f"{result.name}-{table.replace(' ', '-')}.csv")
@@ -55,16 +55,34 @@ def write(result: Result, figure: Figure, folder: Path) -> list[Path]:
     return files
 
 
-def write_report(results: Sequence[tuple[Result, Figure]], folder: Path) -> Path:
-    """All of that, ``verdicts.json``, and ``index.html`` with everything in it."""
-    for result, figure in results:
-        write(result, figure, folder)
-    found = verdicts(result for result, _ in results)
+def write_report(results: Sequence[Result], folder: Path) -> Path:
+    """All of that, ``verdicts.json`` and ``verdicts.md``, and ``index.html`` with everything in it."""
+    for result in results:
+        write(result, folder)
+    found = verdicts(results)
     text = json.dumps(found, ensure_ascii=False, indent=2)
     (folder / "verdicts.json").write_text(text + "\n", encoding="utf-8")
+    (folder / "verdicts.md").write_text(markdown(results), encoding="utf-8")
     page = folder / "index.html"
-    page.write_text(_page(results, found), encoding="utf-8")
+    page.write_text(_page(results, found, folder), encoding="utf-8")
     return page
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """How many claims have which verdict, and every finding, in the order of the claims."""
+    lines = [summary(verdicts(results)), "", "| claim | what | texts | measured | verdict | note |"]
+    lines.append("|--:|---|---|---|---|---|")
+    for f in sorted((f for result in results for f in result.findings), key=lambda f: f.claim):
+        cells = (str(f.claim), f.what, shown(f.theirs), shown(f.measured), f.verdict, f.note)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def summary(found: list[dict[str, Any]]) -> str:
+    """How many claims have which verdict, in a sentence."""
+    counts = [(sum(entry["verdict"] == verdict for entry in found), verdict) for verdict in _ORDER]
+    each = ", ".join(f"{n} {verdict}" for n, verdict in counts)
+    return f"{len(found)} claims: {each}. A claim has the least favourable verdict of what was measured for it."
 
 
 _STYLE = """
@@ -80,24 +98,25 @@ b.reproduced::before { content: "✓ "; } b.direction::before { content: "≈ ";
 """
 
 
-def _page(results: Sequence[tuple[Result, Figure]], found: list[dict[str, Any]]) -> str:
-    counts = {verdict: sum(entry["verdict"] == verdict for entry in found) for verdict in _ORDER}
-    summary = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
-    links = " · ".join(f'<a href="#{r.name}">{html.escape(r.title)}</a>' for r, _ in results)
+def _page(results: Sequence[Result], found: list[dict[str, Any]], folder: Path) -> str:
+    """With the figures that are in the folder inside it."""
+
+    def picture(name: str) -> str:
+        return "data:image/png;base64," + base64.b64encode((folder / f"{name}.png").read_bytes()).decode()
+
+    links = " · ".join(f'<a href="#{r.name}">{html.escape(r.title)}</a>' for r in results)
     parts = [
         "<!doctype html><html lang='en'><meta charset='utf-8'><title>limelight: claims about attention</title>",
         f"<style>{_STYLE}</style><h1>Claims about attention, checked</h1>",
-        f"<p>{len(found)} claims: {summary}. A claim has the least favourable verdict of what was measured for it.</p>",
+        f"<p>{html.escape(summary(found))}</p>",
         f"<p>{links}</p>",
     ]
-    for result, figure in results:
-        buffer = BytesIO()
-        figure.savefig(buffer, format="png", dpi=150)
-        picture = base64.b64encode(buffer.getvalue()).decode()
+    for result in results:
+        dark = f"<source media='(prefers-color-scheme: dark)' srcset='{picture(f'{result.name}-dark')}'>"
         parts += [
             f"<h2 id='{result.name}'>{html.escape(result.title)}</h2>",
             f"<p class='about'>{html.escape(result.explanation.strip())}</p>",
-            f"<img alt='{html.escape(result.title)}' src='data:image/png;base64,{picture}'>",
+            f"<picture>{dark}<img alt='{html.escape(result.title)}' src='{picture(result.name)}'></picture>",
             _table(result.findings),
         ]
     return "\n".join([*parts, "</html>\n"])

@@ -85,22 +85,15 @@ def _mask(q: torch.Tensor, k: torch.Tensor) -> Finding:
 
 def draw(result: Result) -> Figure:
     """What each token gives and receives."""
-    from limelight.experiments.figures import COLOURS, new_figure
+    from limelight.experiments.figures import bars, new_figure
 
-    figure, axis = new_figure(width=6.0)
+    figure, axis = new_figure(width=7.0)
     rows = result.data["sums"]
-    places = [row["token"] for row in rows]
-    axis.bar(
-        [n - 0.2 for n in places], [row["given"] for row in rows], 0.4, color=COLOURS[0], label="given: sum of the row"
-    )
-    axis.bar(
-        [n + 0.2 for n in places],
-        [row["received"] for row in rows],
-        0.4,
-        color=COLOURS[1],
-        hatch="//",
-        label="received: sum of the column",
-    )
-    axis.set(xlabel="token", ylabel="sum of weights", title="rows sum to 1, columns need not")
-    axis.legend()
+    series = {
+        "given: sum of the row": [row["given"] for row in rows],
+        "received: sum of the column": [row["received"] for row in rows],
+    }
+    bars(axis, [row["token"] for row in rows], series)
+    axis.set(xlabel="token", ylabel="sum of weights", title="Rows sum to 1, columns need not", ylim=(0, 2))
+    axis.legend(ncols=2)
     return figure

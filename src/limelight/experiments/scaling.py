@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from limelight.experiments.findings import CORRECTED, Finding, Result, holds, judge, mean_and_spread, ordered
+from limelight.experiments.findings import (
+    CORRECTED,
+    DIRECTION,
+    REPRODUCED,
+    Finding,
+    Result,
+    holds,
+    judge,
+    mean_and_spread,
+    ordered,
+    plus_minus,
+)
 from limelight.functional import attention, weights
 
 if TYPE_CHECKING:
@@ -63,8 +74,9 @@ def _of_variance(rows: list[dict[str, Any]]) -> list[Finding]:
     by = {row["width"]: row for row in rows}
     measured = {d: round(by[d]["2σ"], 1) for d in RANGES}
     close = all(abs(by[d]["variance"] / d - 1) < 0.05 for d in by)
+    mean, spread = mean_and_spread([row["by √d"] for row in rows])
     return [
-        Finding(8, "Var(q·k) / d", 1.0, round(sum(row["by √d"] for row in rows) / len(rows), 3), holds(close)),
+        Finding(8, "Var(q·k) / d", 1.0, round(mean, 3), holds(close), f"{plus_minus([spread])} between widths"),
         Finding(
             8,
             "typical range ±2√d",
@@ -85,22 +97,33 @@ def _of_variance(rows: list[dict[str, Any]]) -> list[Finding]:
 
 
 def _entropies(seeds: Any, quick: bool) -> tuple[int, list[dict[str, Any]]]:
-    """For the number of keys that fits the texts' numbers best, which they do not give."""
+    """For the number of tokens that fits the texts' numbers best, which they do not give.
+
+    A draw is one text of m tokens, each with a query and a key; its entropy is the mean over the queries. The spread is
+    that between draws, of which a text shows one.
+    """
+    draws = 20 if quick else 60
 
     def measure(d: int, m: int) -> dict[str, Any]:
+        g = torch.Generator().manual_seed(1000 * seeds[0] + d)
+        q, k = torch.randn(2, draws, m, d, generator=g)
         both = {}
         for name, scale in (("unscaled", 1.0), ("scaled", d**-0.5)):
-            found = [weights(*_pair(d, s, 200, m), scale=scale).entropy().mean().item() for s in seeds]
-            both[name], both[f"{name} spread"] = mean_and_spread(found)
+            found = weights(q, k, scale=scale).entropy().mean(-1)
+            both[name], both[f"{name} spread"] = mean_and_spread(found.tolist())
         return {"width": d, "keys": m, **both}
 
     def misfit(m: int) -> float:
-        rows = [measure(d, m) for d in ENTROPIES]
-        pairs = (zip(("unscaled", "scaled"), ENTROPIES[row["width"]], strict=True) for row in rows)
-        return float(sum((row[n] - x) ** 2 for row, both in zip(rows, pairs, strict=True) for n, x in both))
+        return sum(_deviation(measure(d, m), name) ** 2 for d in ENTROPIES for name in ("unscaled", "scaled"))
 
-    best = min(range(16, 25, 2 if quick else 1), key=misfit)
+    best = min(range(10, 31, 2 if quick else 1), key=misfit)
     return best, [measure(d, best) for d in WIDTHS]
+
+
+def _deviation(row: dict[str, Any], name: str) -> float:
+    """How many spreads lie between the texts' entropy and the mean of the draws."""
+    theirs = ENTROPIES[row["width"]][0 if name == "unscaled" else 1]
+    return float(abs(theirs - row[name]) / row[f"{name} spread"])
 
 
 def _of_entropy(rows: list[dict[str, Any]], keys: int) -> list[Finding]:
@@ -109,8 +132,10 @@ def _of_entropy(rows: list[dict[str, Any]], keys: int) -> list[Finding]:
     for n, name in enumerate(("unscaled", "scaled")):
         theirs, measured = [x[n] for x in ENTROPIES.values()], [round(by[d][name], 2) for d in ENTROPIES]
         falls = ordered(measured, rising=False) if name == "unscaled" else max(measured) - min(measured) < 0.2
-        note = f"widths {', '.join(map(str, ENTROPIES))}; {keys} keys fit best"
-        verdict = judge(theirs, measured, 0.2, same_way=falls)
+        spread = plus_minus([by[d][f"{name} spread"] for d in ENTROPIES])
+        note = f"widths {', '.join(map(str, ENTROPIES))}; {spread} between draws of {keys} tokens, which fit best"
+        near = all(_deviation(by[d], name) <= 2 for d in ENTROPIES)
+        verdict = REPRODUCED if near else DIRECTION if falls else CORRECTED
         findings.append(Finding(9, f"entropy, {name}", theirs, measured, verdict, note))
     return findings
 
@@ -180,9 +205,9 @@ def _bars(seed: int, keys: int) -> list[dict[str, Any]]:
 
 def draw(result: Result) -> Figure:
     """Entropy against width, scaled and not; and the weights of one query at width 256."""
-    from limelight.experiments.figures import COLOURS, new_figure
+    from limelight.experiments.figures import COLOURS, bars, lengths_axis, new_figure
 
-    figure, (left, right) = new_figure(1, 2)
+    figure, (left, right) = new_figure(1, 2, width=5.0)
     rows = result.data["entropy"]
     for name, colour, style in (("unscaled", COLOURS[1], "--s"), ("scaled", COLOURS[0], "-o")):
         widths, means = [row["width"] for row in rows], [row[name] for row in rows]
@@ -198,12 +223,12 @@ def draw(result: Result) -> Figure:
             label=f"texts, {name}",
             zorder=3,
         )
-    left.set(xscale="log", xlabel="width d", ylabel="entropy of the weights (nats)", title=f"{rows[0]['keys']} keys")
-    left.set_xticks(WIDTHS, [str(d) for d in WIDTHS])
-    left.legend()
-    bars = result.data["weights"]
-    for shift, name, colour in ((-0.2, "unscaled", COLOURS[1]), (0.2, "scaled", COLOURS[0])):
-        right.bar([row["key"] + shift for row in bars], [row[name] for row in bars], 0.4, color=colour, label=name)
-    right.set(xlabel="key", ylabel="weight", title="one query at width 256")
+    left.set(ylabel="entropy of the weights (nats)", title=f"Unscaled weights collapse ({rows[0]['keys']} keys)")
+    lengths_axis(left, WIDTHS, "width d")
+    left.legend(loc="center right", bbox_to_anchor=(1.0, 0.6))
+    weights = result.data["weights"]
+    series = {name: [row[name] for row in weights] for name in ("scaled", "unscaled")}
+    bars(right, [row["key"] for row in weights], series)
+    right.set(xlabel="key", ylabel="weight", title="The weights of one query at width 256")
     right.legend()
     return figure

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from limelight.experiments.findings import DIRECTION, REPRODUCED, Finding, Result, mean_and_spread, ordered
+from limelight.experiments.findings import DIRECTION, REPRODUCED, Finding, Result, mean_and_spread, ordered, plus_minus
 from limelight.functional import weights
 
 if TYPE_CHECKING:
@@ -36,10 +36,11 @@ def run(quick: bool = False, seed: int = 0) -> Result:
         return [round(by[t][measure], 2) for t in temperatures]
 
     cold, hot = some("largest", 0.1, 0.3, 0.5), some("share", 3.0, 5.0, 10.0)
+    spread = plus_minus(some("largest spread", 0.1, 0.3, 0.5))
     findings = [
         Finding(
             *(12, "0.1 to 0.5: almost one-hot", "near 1", cold, verdict(min(cold) > 0.9)),
-            "the largest weight at 0.1, 0.3, 0.5: one-hot at the lower end only",
+            f"the largest weight at 0.1, 0.3, 0.5, {spread} between seeds",
         ),
         Finding(
             *(12, "0.5 to 1: sharp; 1 to 2: softer", "falls", some("largest", 0.5, 0.7, 1.0, 1.5, 2.0)),
@@ -76,16 +77,19 @@ def _at(t: float, seeds: Any) -> dict[str, Any]:
 
 def draw(result: Result) -> Figure:
     """Both against the temperature, with the bands that the texts name."""
-    from limelight.experiments.figures import COLOURS, new_figure
+    from limelight.experiments.figures import COLOURS, GREY, new_figure
 
-    figure, axis = new_figure(width=6.0)
+    figure, axis = new_figure(width=7.0, height=3.8)
     rows = result.data["temperature"]
     t = [row["temperature"] for row in rows]
     axis.plot(t, [row["largest"] for row in rows], "-o", color=COLOURS[0], label="largest weight")
-    axis.plot(t, [row["share"] for row in rows], "--s", color=COLOURS[1], label="entropy / largest possible")
+    axis.plot(t, [row["share"] for row in rows], "--s", color=COLOURS[1], label="entropy")
     for edge in (0.5, 1.0, 2.0):
-        axis.axvline(edge, color="#808080", alpha=0.4, linewidth=0.8)
-    axis.set(xscale="log", xlabel="temperature τ", ylim=(0, 1.05), title=f"{KEYS} keys, width {WIDTH}")
+        axis.axvline(edge, color=GREY, alpha=0.6, linewidth=0.8)
+    for middle, name in ((0.22, "almost one-hot"), (0.71, "sharp"), (1.41, "softer"), (4.5, "nearly uniform")):
+        axis.text(middle, 1.1, name, ha="center", fontsize=9, style="italic")
+    axis.set(xscale="log", xlabel="temperature τ", ylabel="share of the largest possible", ylim=(0, 1.2))
+    axis.set_title(f"What texts call it, and what it is ({KEYS} keys, width {WIDTH})")
     axis.set_xticks([0.1, 0.5, 1, 2, 5, 10], ["0.1", "0.5", "1", "2", "5", "10"])
-    axis.legend()
+    axis.legend(loc="center right")
     return figure

@@ -8,9 +8,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
 
-from limelight.experiments import EXPERIMENTS, draw, run
+from limelight.experiments import EXPERIMENTS, run
 from limelight.experiments.findings import Result
-from limelight.experiments.report import shown, write, write_report
+from limelight.experiments.report import shown, summary, verdicts, write, write_report
 from limelight.pictures import need_matplotlib
 from limelight.tables import wide_console
 
@@ -37,14 +37,15 @@ def run_and_show(name: str, folder: str | None, quick: bool, seed: int) -> None:
         with messages.status(f"{each}: {EXPERIMENTS[each][2]}") if each in EXPERIMENTS else messages.status(each):
             results.append(run(each, quick=quick, seed=seed))
         console.print(_table(results[-1]))
+    if name == "all":
+        console.print(summary(verdicts(results)))
     if folder is None:
         return
     with messages.status("figures"):
-        drawn = [(result, draw(result)) for result in results]
         if name == "all":
-            messages.print(f"{write_report(drawn, Path(folder))} has everything.")
+            messages.print(f"{write_report(results, Path(folder))} has everything.")
         else:
-            files = write(*drawn[0], Path(folder))
+            files = write(results[0], Path(folder))
             messages.print(f"{folder} has {', '.join(file.name for file in files)}.")
 
 

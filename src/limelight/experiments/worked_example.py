@@ -57,5 +57,5 @@ def draw(result: Result) -> Figure:
     figure, axis = new_figure(width=4.0)
     rows = result.data["weights"]
     heatmap(axis, [[row[t] for t in TOKENS] for row in rows], TOKENS, TOKENS, numbers=True)
-    axis.set(xlabel="key", ylabel="query", title="weights: each row sums to 1")
+    axis.set(xlabel="key", ylabel="query", title="Weights: each row sums to 1")
     return figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -51,6 +51,10 @@ class Sentence:
     def record(self) -> Record:
         """What every head attended to; row i of the decoder is what it looked at while it wrote token i."""
         return self._seen[0]
+
+    def read_by(self, model: Seq2Seq) -> Record:
+        """What the heads of another model with the same vocabulary attend to, with the same tokens on both sides."""
+        return replace(self, _model=model).record
 
     @property
     def doubtful(self) -> bool:

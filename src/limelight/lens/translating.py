@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from limelight.lens.looking import links_table
 from limelight.lens.page import page
@@ -19,6 +19,7 @@ from limelight.tables import wide_console
 from limelight.translate import Sentence, Translation, Translator
 
 _SHOWN = 4  # sentences whose alignment is drawn
+_TOGETHER = 256  # lines of a file: sentences of like length are found among them
 
 
 def reading_of(sentence: Sentence) -> Reading:
@@ -99,15 +100,23 @@ def _link(reading: Reading, link: Link) -> dict[str, Any]:
     }
 
 
-def translate_lines(translator: Translator, lines: Iterable[str], beams: int) -> None:
-    """One line of translation for each line; what there is to say, and the progress, on the standard error."""
+def translate_lines(translator: Translator, text: str, beams: int) -> None:
+    """One line of translation for each line; what there is to say, and the progress, on the standard error.
+
+    What is translated is printed at once, so that nothing of it is lost where the rest is interrupted.
+    """
     messages = Console(stderr=True)
-    texts = [line.rstrip("\r\n") for line in lines]
-
-    def progress(batches: Any) -> Any:
-        return track(batches, description="translating", console=messages, transient=True)
-
-    for number, translation in enumerate(translator.translate_all(texts, beams=beams, progress=progress), 1):
-        print(" ".join(translation.text.split("\n")))
-        for note in translation.notes:
-            messages.print(f"line {number}: {note}", style="yellow", highlight=False)
+    lines = text.removesuffix("\n").split("\n") if text else []
+    columns = (TextColumn("translating"), BarColumn(), MofNCompleteColumn(), TextColumn("lines"), TimeRemainingColumn())
+    with Progress(*columns, console=messages, transient=True, redirect_stdout=False) as bar:
+        task = bar.add_task("", total=len(lines))
+        for begin in range(0, len(lines), _TOGETHER):
+            part = translator.translate_all(lines[begin : begin + _TOGETHER], beams=beams)
+            bar.stop()  # lest it be in the way on a terminal
+            for number, translation in enumerate(part, begin + 1):
+                print(" ".join(translation.text.split("\n")))
+                for note in translation.notes:
+                    messages.print(f"line {number}: {note}", style="yellow", highlight=False)
+            sys.stdout.flush()
+            bar.start()
+            bar.advance(task, len(part))

@@ -7,7 +7,7 @@
 
 from limelight.translate.data import Pair, divide, read_pairs
 from limelight.translate.training import Progress, Recipe, bleu, train
-from limelight.translate.translator import Sentence, Translation, Translator, load
+from limelight.translate.translator import Sentence, Translation, Translator, load, shipped
 
 __all__ = [
     "Pair",
@@ -20,5 +20,6 @@ __all__ = [
     "divide",
     "load",
     "read_pairs",
+    "shipped",
     "train",
 ]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -115,18 +114,13 @@ class Translator:
             raise TypeError(f"translate: give a text, not {type(text).__name__}; many are for translate_all")
         return self.translate_all([text], beams=beams)[0]
 
-    def translate_all(
-        self, texts: Iterable[str], *, beams: int = 4, progress: Callable[[Sequence[Any]], Iterable[Any]] = iter
-    ) -> list[Translation]:
-        """The translation of each text; their sentences are translated in batches.
-
-        ``progress`` is given the batches and iterates over them.
-        """
+    def translate_all(self, texts: Iterable[str], *, beams: int = 4) -> list[Translation]:
+        """The translation of each text; their sentences are translated in batches."""
         plans = [self._plan(text) for text in texts]
         wanted = sorted({part.text for plan in plans for part in plan.parts if part.text}, key=len)
         found: dict[str, Sentence] = {}
         batches = [wanted[n : n + _BATCH] for n in range(0, len(wanted), _BATCH)]
-        for batch in progress(batches):
+        for batch in batches:
             found |= zip(batch, self._sentences(batch, beams), strict=True)
         return [plan.joined(found) for plan in plans]
 
@@ -208,11 +202,14 @@ class _Plan:
         return Translation("".join(part.translated(found) for part in self.parts), sentences, self.notes)
 
 
+def shipped() -> Path:
+    """The folder of the model that comes with limelight."""
+    return Path(str(files("limelight.translate").joinpath("english-french")))
+
+
 def load(folder: str | Path | None = None) -> Translator:
     """The translator that comes with limelight, English to French, or one that ``limelight train`` left in a folder."""
-    home = Path(str(files("limelight.translate").joinpath("english-french"))) if folder is None else Path(folder)
-    if folder is None and not home.is_dir():
-        raise FileNotFoundError("no translator comes with this installation; give the folder of one that was trained")
+    home = shipped() if folder is None else Path(folder)
     model = models.load(home, dtype=torch.float32)
     if not isinstance(model, Seq2Seq):
         raise ValueError(f"{home} holds no encoder-decoder, and only those translate")

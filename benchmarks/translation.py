@@ -8,23 +8,21 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from functools import partial
 
 import torch
 
+from attention import best
 from limelight import translate
 
-LOAD = "import time, torch; t = time.perf_counter(); from limelight import translate; translate.load()"
+LOAD = """
+import time, torch
+begin = time.perf_counter()
+from limelight import translate
+translate.load()
+print(time.perf_counter() - begin)
+"""
 SHORT = "The cat is sleeping."
-
-
-def best(times: int, sentence: str, beams: int, translator: translate.Translator) -> float:
-    """The best of several, in milliseconds."""
-    found = []
-    for _ in range(times):
-        begin = time.perf_counter()
-        translator(sentence, beams=beams)
-        found.append(1e3 * (time.perf_counter() - begin))
-    return min(found)
 
 
 def main(file: str) -> None:
@@ -37,12 +35,11 @@ def main(file: str) -> None:
         score = translate.bleu(translator.model, translator.tokenizer, references, beams=beams)
         print(f"  {beams} beam{'s' * (beams > 1)}: {score:.1f}, in {time.perf_counter() - begin:.0f} s")
     torch.set_num_threads(1)
-    for beams in (1, 4):
-        print(f"{SHORT!r}, {beams} beam{'s' * (beams > 1)}, 1 thread: {best(20, SHORT, beams, translator):.0f} ms")
-    loads = [
-        subprocess.check_output([sys.executable, "-c", f"{LOAD}; print(time.perf_counter() - t)"]) for _ in range(3)
-    ]
-    print(f"loading, beyond importing torch: {min(map(float, loads)):.2f} s")
+    calls = {f"{n} beam{'s' * (n > 1)}": partial(translator, SHORT, beams=n) for n in (1, 4)}
+    for name, seconds in best(calls, 3.0).items():
+        print(f"{SHORT!r}, {name}, 1 thread: {1e3 * seconds:.0f} ms")
+    loads = [float(subprocess.check_output([sys.executable, "-c", LOAD])) for _ in range(3)]
+    print(f"loading, beyond importing torch: {min(loads):.2f} s")
 
 
 if __name__ == "__main__":

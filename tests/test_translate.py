@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_no_sentence_is_on_both_sides() -> None:
     assert not {p.target for p in training} & {t for ts in references.values() for t in ts}
     assert all(set(ts) == {p.target for p in pairs if p.source == s} for s, ts in references.items())
     assert translate.divide(pairs, 10, seed=1) == (training, references)
-    with pytest.raises(ValueError, match="cannot be held out"):
+    with pytest.raises(ValueError, match="held_out"):
         translate.divide(pairs, 97, seed=1)
 
 
@@ -223,6 +224,13 @@ def test_translate_on_the_command_line(toy: Path, tmp_path: Path, monkeypatch: p
     assert lines[1] == ""
     assert lines[3] == "日本"
     assert lines[0] == run("the cat.", "--beams", "4").stdout.splitlines()[0]
+    file.write_text("the cat.\n[/b] 你好你好\nthe dog.\n", encoding="utf-8-sig")
+    done = run("--file", str(file))
+    assert [line.split()[0] for line in done.stdout.split("\n")[:-1]] == ["chat", "[/b]", "chien"]
+    assert "line 2: kept as it is, in letters that the model does not know: '[/b] 你好你好'" in done.stderr
+    assert "no folder" in run("the cat.", "--html", str(tmp_path / "none" / "page.html"), code=2).stderr
+    assert "nothing was translated" in run("你好", "--html", str(tmp_path / "other.html")).stderr
+    assert "empty" in run(" ", code=2).stderr
     run(code=2)
     run("a", "--file", str(file), code=2)
     run("--file", str(file), "--json", code=2)
@@ -257,6 +265,61 @@ def test_sentences() -> None:
     assert split("", fits) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("Are you coming? No. I am tired.", ["Are you coming?", "No.", "I am tired."]),
+        ("See Fig. 3 on p. 12. It is No. 5.", ["See Fig. 3 on p. 12.", "It is No. 5."]),
+        ("Name\tAge\nTom\t5", ["Name", "Age", "Tom", "5"]),
+        ("I love you. 😀 See you!", ["I love you.", "😀 See you!"]),
+        ("See https://a.b/c?d=e#f for more.", ["See", "for more."]),
+        ("http://a.b www.c.d a@b.cd", ["", "", ""]),
+        ("a" * 5000 + " dog", ["", "dog"]),
+    ],
+)
+def test_where_sentences_end(text: str, sentences: list[str]) -> None:
+    pieces = split(text, lambda _: True)
+    assert [piece.text for piece in pieces] == sentences
+    assert "".join(piece.text + piece.after for piece in pieces) == text
+
+
+def test_long_white_space_takes_no_time() -> None:
+    begin = time.perf_counter()
+    split("a" + " " * 200_000 + "b." + " " * 200_000 + "c", lambda _: True)
+    assert time.perf_counter() - begin < 2
+
+
+def test_what_is_no_sentence_is_kept(toy: Path) -> None:
+    t = translate.load(toy)
+    for text in (".", "?!...", "12.", "[/b] 日本語です", "http://a.b", "x@y.zz"):
+        assert t(text).text == text
+    assert t("1. the cat.\n- the dog").text.startswith("1. chat le.\n- chien")
+    assert t("THE CAT SEES A DOG.").text == t("The cat sees a dog.").text.upper()
+    quoted = t("“the cat.”")
+    assert quoted.text.count('"') == 2 or not quoted.notes
+    assert t("the cafe\u0301.").sentences[0].source == "the café."
+    special = t("the </s> cat.").sentences[0]
+    assert special.source_tokens.count("</s>") == 1
+    assert t("the cat.") == t("the cat.")
+    assert [x.text for x in t.translate_all("the cat.")] == [t("the cat.").text]
+    with pytest.raises(TypeError, match="text 1 is no text but int"):
+        t.translate_all(["a", 1])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="beams = 0"):
+        t("", beams=0)
+    with pytest.raises(ValueError, match="no UTF-8"):
+        t("caf\udce9")
+
+
+def test_vocabularies_that_are_none(toy: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((toy / name).read_bytes())
+    with pytest.raises(FileNotFoundError, match=r"has no tokenizer\.json"):
+        translate.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{[", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is no vocabulary"):
+        translate.load(tmp_path)
+
+
 def test_train_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "pairs.tsv"
     file.write_text("".join(f"{a}\t{b}\n" for a, b in toy_pairs()), encoding="utf-8")
@@ -278,7 +341,7 @@ def test_train_on_the_command_line(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "m" / "config.json").read_text())["d_model"] == 16
     wrong = CliRunner().invoke(main, ["train", str(file), "--out", str(tmp_path / "n"), "--held-out", "9999"])
     assert wrong.exit_code == 1
-    assert "cannot be held out" in wrong.stderr
+    assert "held_out = 9999" in wrong.stderr
 
 
 def test_padding() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
 from operator import and_
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
@@ -17,6 +18,21 @@ if TYPE_CHECKING:
     from limelight.masks import Mask
 
 
+def _in_a_folder(_: click.Context, option: click.Parameter, file: str | None) -> str | None:
+    """Before anything is computed for a file that cannot be written."""
+    if file is not None and not Path(file).resolve().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {Path(file).parent}", param=option)
+    return file
+
+
+_html = click.option(
+    *("--html",),
+    type=click.Path(dir_okay=False, writable=True),
+    callback=_in_a_folder,
+    help="Write a page with every layer and head.",
+)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="limelight")
 def main() -> None:
@@ -24,7 +40,7 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("file", type=click.File("r", encoding="utf-8"), required=False)
+@click.argument("file", type=click.File("r", encoding="utf-8-sig"), required=False)
 @click.option("--causal", is_flag=True, help="Nothing of the future: key ≤ query.")
 @click.option("--window", type=int, metavar="N", help="Only keys within N positions.")
 @click.option("--scale", type=float, help="1/√D unless given.")
@@ -70,7 +86,9 @@ def trace(
 
 @main.command()
 @click.argument("text", required=False)
-@click.option("--file", type=click.File("r", encoding="utf-8"), help="Read the text from a file; - is standard input.")
+@click.option(
+    "--file", type=click.File("r", encoding="utf-8-sig"), help="Read the text from a file; - is standard input."
+)
 @click.option(
     "--model",
     type=click.Path(exists=True, file_okay=False),
@@ -80,7 +98,7 @@ def trace(
 @click.option("--head", type=click.IntRange(0), help="The head to draw; the most telling one unless given.")
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="How many links to list.")
 @click.option("--temperature", type=click.FloatRange(0, min_open=True), help="Sharpen (below 1) or flatten (above).")
-@click.option("--html", type=click.Path(dir_okay=False, writable=True), help="Write a page with every layer and head.")
+@_html
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def look(
     text: str | None,
@@ -97,7 +115,7 @@ def look(
     if (text is None) == (file is None):
         raise click.UsageError("give a text, or a file with --file")
     if text == "-":
-        file = cast(TextIO, click.open_file("-", encoding="utf-8"))
+        file = cast(TextIO, click.open_file("-", encoding="utf-8-sig"))
     text = _read(file) if file is not None else text
     if not (text or "").strip():
         raise click.UsageError("the text is empty")
@@ -112,14 +130,14 @@ def look(
 @main.command()
 @click.argument("text", required=False)
 @click.option(
-    "--file", type=click.File("r", encoding="utf-8"), help="Translate a file line by line; - is standard input."
+    "--file", type=click.File("r", encoding="utf-8-sig"), help="Translate a file line by line; - is standard input."
 )
 @click.option(
     "--model", type=click.Path(exists=True, file_okay=False), help="The folder of a model that was trained here."
 )
 @click.option("--beams", type=click.IntRange(1), default=4, show_default=True, help="1 takes the likeliest token.")
 @click.option("--top", type=click.IntRange(1), default=8, show_default=True, help="How many links to list.")
-@click.option("--html", type=click.Path(dir_okay=False, writable=True), help="Write a page with every layer and head.")
+@_html
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def translate(
     text: str | None, file: TextIO | None, model: str | None, beams: int, top: int, html: str | None, as_json: bool
@@ -133,7 +151,9 @@ def translate(
     if file is not None and (html or as_json):
         raise click.UsageError("--file prints translations only; --html and --json are for a text")
     if text == "-":
-        text = _read(cast(TextIO, click.open_file("-", encoding="utf-8")))
+        text = _read(cast(TextIO, click.open_file("-", encoding="utf-8-sig"))).removesuffix("\n")
+    if file is None and not (text or "").strip():
+        raise click.UsageError("the text is empty")
     from limelight.lens import translating
     from limelight.translate import load
 

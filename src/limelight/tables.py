@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -32,10 +32,18 @@ _TITLES = {
 _WIDE = 160  # columns, where there is no terminal
 
 
+_PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}  # a user's text is no markup
+
+
 def wide_console() -> Console:
     """The standard output, wide enough for tables where it is no terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_WIDE)
+    console = Console(**_PLAIN)
+    return console if console.is_terminal else Console(**_PLAIN, width=_WIDE)
+
+
+def messages_console() -> Console:
+    """The standard error, for what is said beside the result: one line each, however long."""
+    return Console(stderr=True, soft_wrap=True, **_PLAIN)
 
 
 def matrix_table(title: str, matrix: Tensor, rows: Sequence[str], cols: Sequence[str]) -> Table:

@@ -12,13 +12,14 @@ from itertools import pairwise
 from typing import Any
 
 REPRODUCED, DIRECTION, CORRECTED = "reproduced", "reproduced in direction", "corrected"
+BESIDE = "beside the claim"  # measured too, where the texts say nothing: no part of a claim's verdict
 
 
 @dataclass(frozen=True)
 class Finding:
     """A claim, what the text says, what was measured, and the verdict.
 
-    ``note`` says how it was measured, or what is right where the text is not.
+    ``note`` says how it was measured, or what is right where the text is not. What a text does not say is None.
     """
 
     claim: int
@@ -29,8 +30,11 @@ class Finding:
     note: str = ""
 
     def __post_init__(self) -> None:
-        if self.verdict not in (REPRODUCED, DIRECTION, CORRECTED):
-            raise ValueError(f"verdict = {self.verdict!r}; there are {REPRODUCED}, {DIRECTION} and {CORRECTED}")
+        known = (REPRODUCED, DIRECTION, CORRECTED, BESIDE)
+        if self.verdict not in known:
+            raise ValueError(f"verdict = {self.verdict!r}; there are {', '.join(known)}")
+        if (self.theirs is None) != (self.verdict == BESIDE):
+            raise ValueError(f"{self.what!r}: {BESIDE!r} is the verdict on what texts do not say, and on nothing else")
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,9 @@ def judge(theirs: float | Sequence[float], measured: float | Sequence[float], wi
     return DIRECTION if same_way else CORRECTED
 
 
-def holds(condition: bool) -> str:
-    """For a claim without a number: reproduced or corrected."""
-    return REPRODUCED if condition else CORRECTED
+def holds(condition: bool, *, in_part: bool = False) -> str:
+    """For a claim without a number: reproduced, in direction where it holds in part, or corrected."""
+    return REPRODUCED if condition else DIRECTION if in_part else CORRECTED
 
 
 def ordered(numbers: Sequence[float], *, rising: bool) -> bool:
@@ -85,9 +89,11 @@ def ordered(numbers: Sequence[float], *, rising: bool) -> bool:
 
 
 def mean_and_spread(numbers: Sequence[float]) -> tuple[float, float]:
-    """The mean over seeds and the standard deviation between them."""
+    """The mean over seeds and the standard deviation between them; NaN where there is but one."""
     mean = sum(numbers) / len(numbers)
-    return mean, math.sqrt(sum((x - mean) ** 2 for x in numbers) / max(1, len(numbers) - 1))
+    if len(numbers) == 1:
+        return mean, math.nan
+    return mean, math.sqrt(sum((x - mean) ** 2 for x in numbers) / (len(numbers) - 1))
 
 
 def plus_minus(spreads: Sequence[float]) -> str:

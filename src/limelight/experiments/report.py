@@ -6,32 +6,35 @@ import base64
 import html
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from limelight.experiments import draw
-from limelight.experiments.findings import CORRECTED, DIRECTION, REPRODUCED, Finding, Result, plain
+from limelight.experiments.claims import CLAIMS
+from limelight.experiments.findings import BESIDE, CORRECTED, DIRECTION, REPRODUCED, Finding, Result, plain
 
 _ORDER = (REPRODUCED, DIRECTION, CORRECTED)
 
 
 def verdicts(results: Iterable[Result]) -> list[dict[str, Any]]:
-    """One entry for each claim: the least favourable verdict of its findings, and what they compared."""
+    """One entry for each claim: the least favourable verdict of its findings, what they compared, and themselves."""
     by_claim: dict[int, list[Finding]] = {}
     for result in results:
         for finding in result.findings:
             by_claim.setdefault(finding.claim, []).append(finding)
     entries = []
     for claim, findings in sorted(by_claim.items()):
-        verdict = max((f.verdict for f in findings), key=_ORDER.index)
-        one = len(findings) == 1
+        said = [f for f in findings if f.verdict != BESIDE]
+        one = len(said) == 1
         entries.append(
             {
                 "claim": claim,
-                "verdict": verdict,
-                "theirs": findings[0].theirs if one else {f.what: f.theirs for f in findings},
-                "measured": findings[0].measured if one else {f.what: f.measured for f in findings},
-                "notes": [f.note for f in findings if f.note],
+                "text": CLAIMS[claim],
+                "verdict": max((f.verdict for f in said), key=_ORDER.index),
+                "theirs": said[0].theirs if one else {f.what: f.theirs for f in said},
+                "measured": said[0].measured if one else {f.what: f.measured for f in said},
+                "findings": [asdict(f) for f in findings],
             }
         )
     return [plain(entry) for entry in entries]
@@ -69,13 +72,19 @@ def write_report(results: Sequence[Result], folder: Path) -> Path:
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """How many claims have which verdict, and every finding, in the order of the claims."""
-    lines = [summary(verdicts(results)), "", "| claim | what | texts | measured | verdict | note |"]
-    lines.append("|--:|---|---|---|---|---|")
-    for f in sorted((f for result in results for f in result.findings), key=lambda f: f.claim):
-        cells = (str(f.claim), f.what, shown(f.theirs), shown(f.measured), f.verdict, f.note)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+    """How many claims have which verdict, the claims with theirs, and every finding, in the order of the claims."""
+    found = verdicts(results)
+    lines = [summary(found), ""]
+    lines += _rows(("claim", "what texts say", "verdict"), ((e["claim"], e["text"], e["verdict"]) for e in found))
+    findings = sorted((f for result in results for f in result.findings), key=lambda f: f.claim)
+    cells = ((f.claim, f.what, shown(f.theirs), shown(f.measured), f.verdict, f.note) for f in findings)
+    return "\n".join([*lines, "", *_rows(("claim", "what", "texts", "measured", "verdict", "note"), cells)]) + "\n"
+
+
+def _rows(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """A table in markdown, numbers of claims to the right."""
+    lines = [names, ["--:", *("---" for _ in names[1:])], *rows]
+    return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines]
 
 
 def summary(found: list[dict[str, Any]]) -> str:
@@ -94,6 +103,7 @@ h2 { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: 1.5rem; }
 p.about { color: var(--soft); white-space: pre-line; } img { max-width: 100%; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; } th, td { text-align: left; vertical-align: top;
   padding: .35rem .6rem .35rem 0; border-bottom: 1px solid var(--line); } td.note { color: var(--soft); }
+b.claim { font-weight: normal; color: var(--soft); }
 b.reproduced::before { content: "✓ "; } b.direction::before { content: "≈ "; } b.corrected::before { content: "✗ "; }
 """
 
@@ -110,6 +120,7 @@ def _page(results: Sequence[Result], found: list[dict[str, Any]], folder: Path) 
         f"<style>{_STYLE}</style><h1>Claims about attention, checked</h1>",
         f"<p>{html.escape(summary(found))}</p>",
         f"<p>{links}</p>",
+        _claims(results, found),
     ]
     for result in results:
         dark = f"<source media='(prefers-color-scheme: dark)' srcset='{picture(f'{result.name}-dark')}'>"
@@ -122,18 +133,32 @@ def _page(results: Sequence[Result], found: list[dict[str, Any]], folder: Path) 
     return "\n".join([*parts, "</html>\n"])
 
 
+def _claims(results: Sequence[Result], found: list[dict[str, Any]]) -> str:
+    where = {f.claim: result.name for result in results for f in result.findings}
+    rows = ["<tr><th>claim<th>what texts say<th>verdict</tr>"]
+    for entry in found:
+        link = f"<a href='#{where[entry['claim']]}'>{entry['claim']}</a>"
+        rows.append(f"<tr><td>{link}<td>{html.escape(entry['text'])}<td>{_verdict(entry['verdict'])}</tr>")
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _verdict(verdict: str) -> str:
+    return f"<b class='{verdict.split()[-1]}'>{verdict}</b>"
+
+
 def _table(findings: list[Finding]) -> str:
-    rows = ["<tr><th>claim<th>what<th>texts<th>measured<th>verdict<th></tr>"]
+    rows = ["<tr><th>claim<th>what<th>texts<th>measured<th>verdict<th>note</tr>"]
     for f in findings:
         cells = (str(f.claim), f.what, shown(f.theirs), shown(f.measured))
-        kind = f.verdict.split()[-1]
         row = "".join(f"<td>{html.escape(cell)}" for cell in cells)
-        rows.append(f"<tr>{row}<td><b class='{kind}'>{f.verdict}</b><td class='note'>{html.escape(f.note)}</tr>")
+        rows.append(f"<tr>{row}<td>{_verdict(f.verdict)}<td class='note'>{html.escape(f.note)}</tr>")
     return f"<table>{''.join(rows)}</table>"
 
 
 def shown(x: Any) -> str:
-    """A number, a list of numbers or a word, for a table."""
+    """A number, a list of numbers or a word, for a table; a dash for nothing."""
+    if x is None:
+        return "–"
     if isinstance(x, dict):
         return ", ".join(f"{key} {shown(value)}" for key, value in x.items())
     if isinstance(x, (list, tuple)):

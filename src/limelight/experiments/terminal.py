@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from limelight.experiments import EXPERIMENTS, run
 from limelight.experiments.findings import Result
 from limelight.experiments.report import shown, summary, verdicts, write, write_report
 from limelight.pictures import need_matplotlib
-from limelight.tables import wide_console
+from limelight.tables import messages_console, wide_console
 
-_STYLES = {"reproduced": "green", "reproduced in direction": "yellow", "corrected": "red"}
+_STYLES = {"reproduced": "green", "reproduced in direction": "yellow", "corrected": "red", "beside the claim": "dim"}
 
 
 def list_experiments() -> None:
@@ -28,7 +29,7 @@ def list_experiments() -> None:
 
 def run_and_show(name: str, folder: str | None, quick: bool, seed: int) -> None:
     """Tables with verdicts; figures and data where there is a folder."""
-    console, messages = wide_console(), Console(stderr=True)
+    console, messages = wide_console(), messages_console()
     if folder is not None:
         need_matplotlib()
     names = list(EXPERIMENTS) if name == "all" else [name]
@@ -54,6 +55,6 @@ def _table(result: Result) -> Group:
     for name in ("claim", "what", "texts", "measured", "verdict", "note"):
         table.add_column(name, justify="right" if name == "claim" else "left", overflow="fold")
     for f in result.findings:
-        verdict = f"[{_STYLES[f.verdict]}]{f.verdict}[/]"
+        verdict = Text(f.verdict, _STYLES[f.verdict])
         table.add_row(str(f.claim), f.what, shown(f.theirs), shown(f.measured), verdict, f.note)
     return Group(table)

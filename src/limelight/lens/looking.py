@@ -18,7 +18,7 @@ from limelight.lens.page import page
 from limelight.lens.reading import Link, Reading
 from limelight.pictures import short
 from limelight.record import Call
-from limelight.tables import wide_console
+from limelight.tables import messages_console, wide_console
 
 _LONG = 1024  # tokens, from which on there is a progress bar
 _TOLD = "strongest links, without those to itself, its neighbours, the first token and separators"
@@ -34,7 +34,7 @@ def look(
     as_json: bool,
 ) -> None:
     """Prints the heads, the strongest links and one head; writes the page."""
-    messages = Console(stderr=True)
+    messages = messages_console()
     if reading.left_out:
         read = len(reading.tokens["encoder"])
         messages.print(f"The model has positions for {read} tokens; {reading.left_out} are left out.", style="yellow")
@@ -49,20 +49,24 @@ def look(
     else:
         links = [link for c in seen.record.log for h in range(c.shape[1]) for link in seen.links(c, h, top)]
         links = sorted(links, key=lambda link: -link.weight)[:top]
-    if html:
-        Path(html).write_text(page([(everything, report)], (call, head), progress("page")), encoding="utf-8")
-        messages.print(f"{html} has every layer and head.")
     rows = Heads(row for row in report if layer is None or row["layer"] == layer)
     if as_json:
         print(json.dumps(_as_dict(seen, rows, links, call, head), ensure_ascii=False))
-        return
+    else:
+        title = f"strongest links of {call.name}, head {head}" if explicit else _TOLD
+        _draw(seen, rows, links_table(title, seen, links), call, head)
+    if html:
+        Path(html).write_text(page([(everything, report)], (call, head), progress("page")), encoding="utf-8")
+        messages.print(f"{html} has every layer and head.")
+
+
+def _draw(seen: Reading, rows: Heads, links: Table, call: Call, head: int) -> None:
     console = wide_console()
     if seen.wrote:
-        console.print(f"{seen.model} writes: {seen.wrote}", highlight=False, markup=False)
+        console.print(f"{seen.model} writes: {seen.wrote}")
         console.print()
     console.print(rows)
-    title = f"strongest links of {call.name}, head {head}" if explicit else _TOLD
-    console.print(links_table(title, seen, links))
+    console.print(links)
     queries, keys = seen.names(call)
     console.print(f"{call.name}, layer {call.layer}", style="bold")
     call.weights.show(queries, keys, head=head, on=console)
@@ -110,6 +114,7 @@ def _as_dict(reading: Reading, report: Heads, links: list[Link], call: Call, hea
     stacks |= {stack for c in reading.record.log if c.kind == "cross" for stack in ("encoder", "written")}
     return {
         "model": reading.model,
+        **({"wrote": reading.wrote} if reading.wrote else {}),
         "tokens": {stack: tokens for stack, tokens in reading.tokens.items() if stack in stacks},
         "heads": report,
         "links": [link_of(link) for link in links],

@@ -20,6 +20,7 @@ from limelight.models.checkpoint import ARCHITECTURES
 from limelight.nn import Seq2Seq
 from limelight.positions import Learned
 from limelight.record import Call, Record
+from limelight.translate import vocabulary
 
 _LINKS = 8  # keys of a query, of which some may be trivial
 
@@ -208,7 +209,7 @@ def _model(folder: Path) -> tuple[nn.Module, bool]:
 def _tokenizer(folder: Path) -> Tokenizer:
     file = folder / "tokenizer.json"
     if file.is_file():
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = vocabulary.read(folder)
     elif not any(file for pattern in ("vocab*", "*.model", "tokenizer*") for file in folder.glob(pattern)):
         raise FileNotFoundError(f"{folder} has no tokenizer.json")
     else:

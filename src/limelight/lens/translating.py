@@ -15,7 +15,7 @@ from limelight.lens.looking import links_table
 from limelight.lens.page import page
 from limelight.lens.reading import Link, Reading
 from limelight.record import Call
-from limelight.tables import wide_console
+from limelight.tables import messages_console, wide_console
 from limelight.translate import Sentence, Translation, Translator
 
 _SHOWN = 4  # sentences whose alignment is drawn
@@ -42,24 +42,25 @@ def alignment(reading: Reading, layer: int | None = None, head: int | None = Non
 
 def show(translation: Translation, top: int, html: str | None, as_json: bool) -> None:
     """Prints the translation, and what it looked at while it wrote every word."""
-    messages = Console(stderr=True)
+    messages = messages_console()
     for note in translation.notes:
-        messages.print(f"note: {note}", style="yellow", highlight=False)
-    for sentence in translation.sentences:
-        if sentence.doubtful:
-            messages.print(
-                f"note: doubtful, is it everyday English? {sentence.source!r}", style="yellow", highlight=False
-            )
+        messages.print(f"note: {note}", style="yellow")
     readings = [reading_of(sentence) for sentence in translation.sentences]
+    if as_json:
+        print(json.dumps(_as_dict(translation, readings, top), ensure_ascii=False))
+    else:
+        _draw(translation.text, readings, top, messages)
     if html and readings:
         texts = [(reading, reading.heads()) for reading in readings]
         Path(html).write_text(page(texts, alignment(readings[0])), encoding="utf-8")
         messages.print(f"{html} has every layer and head.")
-    if as_json:
-        print(json.dumps(_as_dict(translation, readings, top), ensure_ascii=False))
-        return
+    elif html:
+        messages.print(f"note: nothing was translated, so there is no {html}", style="yellow")
+
+
+def _draw(text: str, readings: list[Reading], top: int, messages: Console) -> None:
     console = wide_console()
-    print(translation.text)
+    print(text)
     for reading in readings[:_SHOWN]:
         call, head = alignment(reading)
         console.print()
@@ -81,6 +82,7 @@ def _as_dict(translation: Translation, readings: list[Reading], top: int) -> dic
             "source_tokens": sentence.source_tokens,
             "tokens": sentence.tokens,
             "scores": sentence.scores,
+            "doubtful": sentence.doubtful,
             "alignment": {"module": call.name, "layer": call.layer, "head": head, "weights": weights},
             "links": [_link(reading, link) for link in reading.links(call, head, top)],
         }
@@ -105,10 +107,11 @@ def translate_lines(translator: Translator, text: str, beams: int) -> None:
 
     What is translated is printed at once, so that nothing of it is lost where the rest is interrupted.
     """
-    messages = Console(stderr=True)
+    messages = messages_console()
     lines = text.removesuffix("\n").split("\n") if text else []
     columns = (TextColumn("translating"), BarColumn(), MofNCompleteColumn(), TextColumn("lines"), TimeRemainingColumn())
-    with Progress(*columns, console=messages, transient=True, redirect_stdout=False) as bar:
+    options: dict[str, Any] = {"transient": True, "redirect_stdout": False, "disable": not messages.is_terminal}
+    with Progress(*columns, console=messages, **options) as bar:
         task = bar.add_task("", total=len(lines))
         for begin in range(0, len(lines), _TOGETHER):
             part = translator.translate_all(lines[begin : begin + _TOGETHER], beams=beams)
@@ -116,7 +119,7 @@ def translate_lines(translator: Translator, text: str, beams: int) -> None:
             for number, translation in enumerate(part, begin + 1):
                 print(" ".join(translation.text.split("\n")))
                 for note in translation.notes:
-                    messages.print(f"line {number}: {note}", style="yellow", highlight=False)
+                    messages.print(f"line {number}: {note}", style="yellow")
             sys.stdout.flush()
             bar.start()
             bar.advance(task, len(part))

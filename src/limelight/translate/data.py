@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +24,8 @@ def read_pairs(file: str | Path) -> list[Pair]:
     """Pairs of a tab-separated file (``.tsv`` or ``.tsv.gz``): a sentence, its translation, and what else there is."""
     file = Path(file)
     pairs = []
-    with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
+    packed = file.suffix == ".gz"
+    with gzip.open(file, "rt", encoding="utf-8-sig") if packed else file.open(encoding="utf-8-sig") as lines:
         try:
             for number, line in enumerate(lines, 1):
                 fields = [field.strip() for field in line.split("\t")]
@@ -32,8 +34,9 @@ def read_pairs(file: str | Path) -> list[Pair]:
                 if len(fields) < 2 or not all(fields[:2]):
                     raise ValueError(f"{file}, line {number}: give a sentence, a tab and its translation: {line!r}")
                 pairs.append(Pair(*fields[:2]))
-        except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
-            raise ValueError(f"{file} is no text in UTF-8: {error}") from None
+        except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+            what = "text in UTF-8" if isinstance(error, UnicodeDecodeError) else "file of gzip"
+            raise ValueError(f"{file} is no {what}: {error}") from None
     if not pairs:
         raise ValueError(f"{file} holds no pairs")
     return pairs
@@ -47,7 +50,9 @@ def divide(pairs: Sequence[Pair], held_out: int, seed: int) -> tuple[list[Pair],
     """
     sources = sorted({pair.source for pair in pairs})
     if not 0 < held_out < len(sources):
-        raise ValueError(f"{held_out} sentences cannot be held out of {len(sources)}")
+        raise ValueError(
+            f"held_out = {held_out} (--held-out): there are {len(sources)} sentences, and some must be left"
+        )
     chosen = set(random.Random(seed).sample(sources, held_out))
     references: dict[str, list[str]] = {}
     for pair in pairs:

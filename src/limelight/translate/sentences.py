@@ -6,14 +6,21 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-# A mark that ends a sentence, what may close behind it, white space, and something that may begin the next one.
-_END = re.compile(r"(?<=[.!?…])([\"'”’»)\]]*)(\s+)(?=[\"'“‘«(\[¿¡]*[A-ZÀ-Þ0-9])|(\s*\n\s*)")
-_ABBREVIATION = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|St|Prof|Jr|Sr|vs|etc|e\.g|i\.e|a\.m|p\.m|No|[A-Z]))\.$")
+# What stands between two sentences: white space behind a mark and what closes, before something that may begin the next
+# one; a line's or a column's end; an address or a word without end, which is no sentence either. No run of white space
+# is tried from its middle.
+_END = re.compile(
+    r"(?<=[.!?…])(?P<closing>[\"'”’»)\]]*)(?P<space>\s+)(?=[\"'“‘«(\[¿¡]*[A-ZÀ-Þ0-9]|[^\w\s])"
+    r"|(?P<kept>(?:(?<!\s)\s+|(?<!\S))(?:(?:https?://|www\.)\S+|[^\s@]+@[^\s@]+\.[^\s@]+|[!-~]{41,})(?:\s+|$))"
+    r"|(?P<line>(?<!\s)[^\S\n\t]*[\n\t]\s*)"
+)
+_ABBREVIATION = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|St|Prof|Jr|Sr|vs|etc|e\.g|i\.e|a\.m|p\.m|[A-Z])\.$")
+_NUMBERED = re.compile(r"\b(?:Fig|Figs|No|Nos|Vol|Ch|Sec|Eq|p|pp|approx|ca)\.$", re.IGNORECASE)
 _PLACES = (re.compile(r"[;:.!?…]\s+"), re.compile(r",\s+"), re.compile(r"\s+"))
 
 
 class Piece(NamedTuple):
-    """A sentence, or a part of a long one, and the white space after it."""
+    """A sentence, or a part of a long one, and what stands between it and the next one."""
 
     text: str
     after: str
@@ -28,13 +35,18 @@ def split(text: str, fits: Callable[[str], bool]) -> list[Piece]:
     pieces = []
     begin = 0
     for end in _END.finditer(text):
-        sentence = text[begin : end.start() + len(end.group(1) or "")]
-        if end.group(3) is None and _ABBREVIATION.search(sentence):
+        sentence = text[begin : end.start() + len(end["closing"] or "")]
+        if end["space"] and (_ABBREVIATION.search(sentence) or _is_numbered(sentence, text[end.end()])):
             continue
-        pieces.append(Piece(sentence, end.group(2) or end.group(3)))
+        pieces.append(Piece(sentence, end["space"] or end["kept"] or end["line"]))
         begin = end.end()
     pieces.append(Piece(text[begin:], ""))
     return [part for piece in pieces if piece.text or piece.after for part in _cut(piece, fits)]
+
+
+def _is_numbered(sentence: str, following: str) -> bool:
+    """Whether the mark belongs to the number after it: Fig. 3, p. 12."""
+    return following.isdigit() and _NUMBERED.search(sentence) is not None
 
 
 def _cut(piece: Piece, fits: Callable[[str], bool]) -> list[Piece]:

@@ -6,20 +6,22 @@ import time
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from limelight.translate.data import read_pairs
+from limelight.tables import messages_console
+from limelight.translate.data import divide, read_pairs
 from limelight.translate.training import Progress, Recipe, train
 
 
 def train_with_progress(pairs: str, folder: str, choices: dict[str, Any], threads: int | None) -> None:
     """``train`` with a bar: the loss, tokens a second and the time that is left, on the standard error."""
     recipe = Recipe(**choices)
+    given = read_pairs(pairs)
+    divide(given, recipe.held_out, recipe.seed)  # says what is wrong before there is a bar
     if threads is not None:
         torch.set_num_threads(threads)
-    console = Console(stderr=True)
+    console = messages_console()
     columns = (
         TextColumn("epoch {task.fields[epoch]}"),
         BarColumn(),
@@ -47,5 +49,5 @@ def train_with_progress(pairs: str, folder: str, choices: dict[str, Any], thread
         def scored(epoch: int, bleu: float) -> None:
             console.print(f"epoch {epoch}: BLEU {bleu:.2f}")
 
-        best = train(read_pairs(pairs), folder, recipe, watch=watch, scored=scored)
+        best = train(given, folder, recipe, watch=watch, scored=scored)
     print(f"{folder}: BLEU {best:.2f} on {recipe.held_out} sentences that it was not trained on")

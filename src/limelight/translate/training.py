@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
 import os
@@ -49,7 +50,9 @@ class Recipe:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             least = 0 if name in ("dropout", "label_smoothing", "warm_up", "seed", "average") else 1e-12
-            if value < least:
+            if not isinstance(value, (int, float)):
+                raise TypeError(f"{name} = {value!r} must be a number")
+            if not value >= least:
                 raise ValueError(f"{name} = {value} must be {'at least' if least == 0 else 'above'} 0")
         for name in ("dropout", "label_smoothing", "average"):
             if getattr(self, name) >= 1:
@@ -271,7 +274,8 @@ _MOMENTS = "exp_avg", "exp_avg_sq"
 def _begin(folder: Path, training: list[Pair], recipe: Recipe) -> Tokenizer:
     """The vocabulary of this training, which must have the recipe of an earlier one in the same folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {**asdict(recipe), "pairs": len(training)}
+    digest = hashlib.sha256("\n".join(f"{a}\t{b}" for a, b in training).encode()).hexdigest()
+    wanted = {**asdict(recipe), "pairs": len(training), "digest of the pairs": digest}
     if (folder / _RECIPE).is_file():
         found = json.loads((folder / _RECIPE).read_text(encoding="utf-8"))
         clash = [f"{name} = {found.get(name)}, not {x}" for name, x in wanted.items() if found.get(name) != x]

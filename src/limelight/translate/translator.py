@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,31 +27,37 @@ from limelight.translate.sentences import split
 _LONGEST = 64  # tokens of a piece; the model has learned from sentences
 _BATCH = 32
 _UNSURE = 0.35  # mean probability of a token, below which a translation is doubtful
+_FEW = 0.5  # tokens for each of the source's, below which something must be missing
+_LOUD = 4  # letters, from which on capitals are no name
+_SHOWN = 60  # characters of a text in a note
+# The model knows straight quotation marks only.
+_QUOTES = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "‚": "'"})
+_BULLET = re.compile(r"\s*(?:[-–—*•]+|\(?\d{1,3}[.)])\s+")
 
 
 @dataclass(frozen=True)
 class Sentence:
     """A sentence and its translation.
 
-    ``source_tokens`` and ``tokens`` both end with ``</s>``; ``scores`` are the log-probabilities of ``tokens``.
+    ``source_tokens`` and ``tokens`` both end with ``</s>``; ``scores`` are the log-probabilities of ``tokens``, each
+    given those before it.
     """
 
     source: str
     text: str
     source_tokens: list[str]
     tokens: list[str]
-    _model: Seq2Seq = field(repr=False)
-    _ids: tuple[Tensor, Tensor] = field(repr=False)
+    scores: list[float]
+    _model: Seq2Seq = field(repr=False, compare=False)
+    _ids: tuple[Tensor, Tensor] = field(repr=False, compare=False)
 
-    @property
-    def scores(self) -> list[float]:
-        """The log-probability of each token, given those before it."""
-        return self._seen[1]
-
-    @property
+    @cached_property
     def record(self) -> Record:
         """What every head attended to; row i of the decoder is what it looked at while it wrote token i."""
-        return self._seen[0]
+        source, target = self._ids
+        with torch.no_grad(), recording(self._model) as record:
+            self._model(source, target[:, :-1])
+        return record
 
     def read_by(self, model: Seq2Seq) -> Record:
         """What the heads of another model with the same vocabulary attend to, with the same tokens on both sides."""
@@ -57,16 +65,9 @@ class Sentence:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the model finds its own words unlikely, as it does with what is no plain English."""
-        return math.exp(sum(self.scores) / len(self.scores)) < _UNSURE
-
-    @cached_property
-    def _seen(self) -> tuple[Record, list[float]]:
-        source, target = self._ids
-        with torch.no_grad(), recording(self._model) as record:
-            logits = self._model(source, target[:, :-1])
-        scores = logits[0].log_softmax(-1).gather(1, target[0, 1:, None])[:, 0]
-        return record, scores.tolist()
+        """Whether the model finds its words unlikely, as it does with what is no plain English, or left any out."""
+        short = len(self.tokens) < _FEW * len(self.source_tokens)
+        return short or math.exp(sum(self.scores) / len(self.scores)) < _UNSURE
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class Translator:
 
     def __init__(self, model: Seq2Seq, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = model, tokenizer
+        tokenizer.encode_special_tokens = True  # "</s>" in a text is a text
         self._unknown = vocabulary.number(tokenizer, vocabulary.UNKNOWN)
         self._padding = vocabulary.number(tokenizer, vocabulary.PADDING)
 
@@ -116,6 +118,12 @@ class Translator:
 
     def translate_all(self, texts: Iterable[str], *, beams: int = 4) -> list[Translation]:
         """The translation of each text; their sentences are translated in batches."""
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        for n, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TypeError(f"translate: text {n} is no text but {type(text).__name__}")
+        if beams < 1:
+            raise ValueError(f"translate: beams = {beams} must be at least 1")
         plans = [self._plan(text) for text in texts]
         wanted = sorted({part.text for plan in plans for part in plan.parts if part.text}, key=len)
         found: dict[str, Sentence] = {}
@@ -126,18 +134,28 @@ class Translator:
 
     def _plan(self, text: str) -> _Plan:
         parts, notes = [], []
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"translate: the text is no UTF-8: {error.reason} at {error.start}") from None
+        text = unicodedata.normalize("NFC", text).translate(_QUOTES)
         for piece in split(text, lambda part: len(self.tokenizer.encode(part).ids) <= _LONGEST):
             before, inside, after = self._edges(piece.text)
+            loud = inside.isupper() and len(inside) > _LOUD  # of which the model has hardly seen any, either
+            inside = inside.capitalize() if loud else inside
             strange = self._strange(inside)
-            if strange and len(strange) > len(inside) / 3:
-                notes.append(f"kept as it is, in letters that the model does not know: {piece.text.strip()!r}")
+            foreign = len(strange) > len(inside) / 3
+            if foreign or not any(map(str.isalpha, inside)):
                 parts.append(Part(piece.text, "", piece.after))
+                if foreign:
+                    notes.append(f"kept as it is, in letters that the model does not know: {_shown(piece.text)}")
                 continue
             if strange:
-                notes.append(f"left out, characters that the model does not know: {' '.join(dict.fromkeys(strange))}")
+                letters = _shown(" ".join(dict.fromkeys(strange)))
+                notes.append(f"left out, characters that the model does not know: {letters} in {_shown(piece.text)}")
             # The model has hardly seen a sentence without its mark, so it is lent one.
             bare = inside[-1:].isalnum()
-            parts.append(Part(before, inside + "." * bare, after + piece.after, bare))
+            parts.append(Part(before, inside + "." * bare, after + piece.after, bare, loud))
         return _Plan(parts, notes)
 
     def _strange(self, text: str) -> list[str]:
@@ -146,7 +164,8 @@ class Translator:
 
     def _edges(self, text: str) -> tuple[str, str, str]:
         """What of a piece is to be translated, and what stands before and after it that is not: space, signs, emoji."""
-        begin, end = 0, len(text)
+        bullet = _BULLET.match(text)
+        begin, end = bullet.end() if bullet else 0, len(text)
         while begin < end and (text[begin].isspace() or self._strange(text[begin])) and not text[begin].isalpha():
             begin += 1
         while end > begin and (text[end - 1].isspace() or self._strange(text[end - 1])) and not text[end - 1].isalpha():
@@ -160,9 +179,11 @@ class Translator:
             out = models.generate(
                 self.model, source, mask=Padding(lengths), beams=beams, max_new_tokens=2 * source.shape[1] + 10
             )
-        return [self._sentence(*given) for given in zip(texts, ids, out.tolist(), strict=True)]
+            logits = self.model(source, out[:, :-1], mask=Padding(lengths))
+            scores = logits.log_softmax(-1).gather(2, out[:, 1:, None])[..., 0]
+        return [self._sentence(*given) for given in zip(texts, ids, out.tolist(), scores.tolist(), strict=True)]
 
-    def _sentence(self, text: str, source: list[int], target: list[int]) -> Sentence:
+    def _sentence(self, text: str, source: list[int], target: list[int], scores: list[float]) -> Sentence:
         end = vocabulary.number(self.tokenizer, vocabulary.END)
         if end in target:
             target = target[: target.index(end) + 1]
@@ -171,7 +192,9 @@ class Translator:
             return [self.tokenizer.id_to_token(i) or "" for i in ids]
 
         ids = torch.tensor([source]), torch.tensor([target])
-        return Sentence(text, self.tokenizer.decode(target), names(source), names(target[1:]), self.model, ids)
+        written = names(target[1:])
+        text_of = self.tokenizer.decode(target)
+        return Sentence(text, text_of, names(source), written, scores[: len(written)], self.model, ids)
 
 
 @dataclass(frozen=True)
@@ -182,11 +205,13 @@ class Part:
     text: str
     after: str
     bare: bool = False  # the full stop at the end of the text is not its own
+    loud: bool = False  # it was in capitals
 
     def translated(self, found: dict[str, Sentence]) -> str:
         """With what stands around it."""
         text = found[self.text].text if self.text else ""
-        return self.before + (text.removesuffix(".") if self.bare else text) + self.after
+        text = text.removesuffix(".") if self.bare else text
+        return self.before + (text.upper() if self.loud else text) + self.after
 
 
 @dataclass(frozen=True)
@@ -199,7 +224,15 @@ class _Plan:
     def joined(self, found: dict[str, Sentence]) -> Translation:
         """What was done."""
         sentences = [found[part.text] for part in self.parts if part.text]
-        return Translation("".join(part.translated(found) for part in self.parts), sentences, self.notes)
+        doubts = [f"doubtful, is it everyday English? {_shown(s.source)}" for s in sentences if s.doubtful]
+        text = "".join(part.translated(found) for part in self.parts)
+        return Translation(text, sentences, [*self.notes, *dict.fromkeys(doubts)])
+
+
+def _shown(text: str) -> str:
+    """For a note: in quotation marks, short, and with no character that a terminal would obey."""
+    text = text.strip()
+    return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")
 
 
 def shipped() -> Path:

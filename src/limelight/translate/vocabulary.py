@@ -51,4 +51,10 @@ def number(tokenizer: Tokenizer, token: str) -> int:
 
 def read(folder: Path) -> Tokenizer:
     """The vocabulary in the folder of a model."""
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} has no tokenizer.json")
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library has no other kind
+        raise ValueError(f"{file} is no vocabulary: {error}") from None

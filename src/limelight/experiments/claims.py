@@ -1,0 +1,26 @@
+"""The claims that are checked, each in a sentence."""
+
+CLAIMS = {
+    1: "“dog ate dinner”, worked out by hand: queries, keys, values, scores, weights and the output of dog.",
+    2: "Every row of the weights sums to 1; a column is what a token receives, and need not.",
+    3: "Self-attention takes q, k and v from one sequence; cross-attention takes k and v from another.",
+    4: "Masked attention adds 0 where i ≥ j and −∞ where i < j, before the softmax.",
+    5: "Concatenating heads and multiplying by W_O is summing each head times its slice; adding heads mixes them up.",
+    6: "d_k = d_v = d_model / h makes any number of heads cost the same (BERT-base: 768 = 12 × 64).",
+    7: "Dropout acts after the softmax and before V. Typical: BERT 0.1, GPT-2 0.1, GPT-3 0.",
+    8: "Var(q·k) = d_k, so scores lie within ±2√d_k; divided by √d_k the variance is 1, by d_k attention is too flat.",
+    9: "Without scaling the entropy of the weights falls from 1.50 (d_k = 8) to 0.07 (512); scaled it stays near 2.55.",
+    10: "softmax([25.3, 2.1, −18.7, 31.2]) = [0.003, 0, 0, 0.997]; divided by √64, [0.21, 0.11, 0.01, 0.47].",
+    11: "Without scaling, the gradients that reach q and k vanish as d_k grows.",
+    12: "Temperature: 0.1–0.5 almost one-hot, 0.5–1 sharp, 1 normal, 1–2 softer, above 2 nearly uniform.",
+    13: "With one projection for q and k, attention is symmetric; with two, it is not.",
+    14: "Self-attention is permutation equivariant, and every positional encoding breaks that.",
+    15: "Patterns: full attention costs n², causal attention is its lower triangle, local attention costs n·w.",
+    16: "Heads are little alike (1.00, 0.12, 0.17, 0.19 for 1, 2, 4, 8 heads): they learn different things.",
+    17: "Weights learned on some sentences work on new ones: they transform kinds of words and not positions.",
+    18: "Time O(n²·d), stored weights O(n²·h·L); path length and sequential steps O(1), against O(n) for an RNN.",
+    19: "Flash attention: memory O(n) instead of O(n²), 2–4 times faster than the naive way.",
+    20: "A KV cache computes q only for the new token and reuses k and v; without it each step recomputes everything.",
+    21: "Attention in chunks never holds the n × n matrix, and so reaches longer sequences.",
+    22: "Changing one token changes every output of attention and one output of the feed-forward part.",
+}

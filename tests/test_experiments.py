@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from limelight import Window, attention, experiments
 from limelight.cli import main
 from limelight.experiments import EXPERIMENTS, Finding, Result, cost, report
-from limelight.experiments.findings import CORRECTED, DIRECTION, REPRODUCED, exponent, holds, judge, ordered
-from limelight.experiments.measuring import peak_bytes
+from limelight.experiments.findings import BESIDE, CORRECTED, DIRECTION, REPRODUCED, exponent, holds, judge, ordered
+from limelight.experiments.measuring import longest, peak_bytes
+from limelight.experiments.naive import stored_attention
 
 QUICK = ("worked-example", "rows", "scaling", "temperature", "projections", "positions", "mixing", "dropout")
 
@@ -43,11 +44,12 @@ EXPECTED = {
     8: REPRODUCED,
     9: REPRODUCED,  # within two spreads of a draw of 20 tokens
     10: CORRECTED,  # the printed numbers do not sum to 1
-    11: REPRODUCED,
+    11: DIRECTION,  # a typical query gets nothing, a typical key less
     12: DIRECTION,
     13: CORRECTED,  # the scores are symmetric, the weights are not
     14: REPRODUCED,
-    16: REPRODUCED,
+    16: CORRECTED,  # a layer that learned nothing has these numbers
+    20: REPRODUCED,
     21: REPRODUCED,
     22: REPRODUCED,
 }
@@ -81,8 +83,25 @@ def test_rules() -> None:
     assert ordered([1, 2, 3], rising=True)
     assert not ordered([1, 3, 2], rising=True)
     assert exponent([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
+    assert holds(False, in_part=True) == DIRECTION
     with pytest.raises(ValueError, match="there are"):
         Finding(1, "", 0, 0, "maybe")
+    with pytest.raises(ValueError, match="texts do not say"):
+        Finding(1, "", None, 0, REPRODUCED)
+
+
+def test_what_is_right_is_said(results: dict[str, Result]) -> None:
+    wrong = [f for result in results.values() for f in result.findings if f.verdict in (CORRECTED, DIRECTION)]
+    assert wrong
+    assert all(f.note for f in wrong)
+
+
+def test_beside_the_claim_is_no_part_of_the_verdict() -> None:
+    found = [Finding(22, "a", 1, 1, REPRODUCED), Finding(22, "b", None, 2, BESIDE)]
+    (entry,) = report.verdicts([Result("mixing", "", found)])
+    assert entry["verdict"] == REPRODUCED
+    assert entry["measured"] == 1
+    assert [f["what"] for f in entry["findings"]] == ["a", "b"]
 
 
 def test_a_wrong_measurement_is_not_reproduced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +114,7 @@ def test_a_wrong_measurement_is_not_reproduced(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(scaling, "weights", unscaled)
     found = {(f.claim, f.what): f.verdict for f in scaling.run(quick=True).findings}
-    assert found[9, "entropy, scaled"] == CORRECTED
+    assert found[9, "entropy, scaled, for d = 8, 32, 64, 128, 256, 512"] == CORRECTED
 
 
 def test_paths_are_counted_in_the_graph() -> None:
@@ -107,11 +126,13 @@ def test_paths_are_counted_in_the_graph() -> None:
 
 def test_memory_is_of_the_call() -> None:
     """A function that makes n × n numbers needs four times as much for twice the tokens; else twice."""
-    square = peak_bytes(cost._stored, (512, 1024, 2048), 1, 16)
+    square = peak_bytes(stored_attention, (512, 1024, 2048), 1, 16)
     assert 1.7 < exponent((512, 1024, 2048), square) < 2.2
     assert square[-1] >= 2048 * 2048 * 4
     line = peak_bytes(attention, (8192, 16384, 32768), 1, 16, mask=Window(3))
     assert 0.6 < exponent((8192, 16384, 32768), line) < 1.4
+    assert longest(stored_attention, (1024, 2048, 4096, 8192), 1, 16, 128 * 2**20) < 8192
+    assert longest(attention, (1024, 8192), 1, 16, 128 * 2**20) == 8192
 
 
 def test_figures_and_files(results: dict[str, Result], tmp_path: Path) -> None:
@@ -124,7 +145,8 @@ def test_figures_and_files(results: dict[str, Result], tmp_path: Path) -> None:
     assert all({"claim", "verdict", "theirs", "measured"} <= entry.keys() for entry in found)
     table = (tmp_path / "verdicts.md").read_text(encoding="utf-8").splitlines()
     assert table[0].startswith("22 claims: ")
-    assert [line.count(" | ") for line in table[4:]] == [5] * sum(len(result.findings) for result in results.values())
+    assert [line.split(" | ")[0] for line in table[4:26]] == [f"| {claim}" for claim in range(1, 23)]
+    assert len(table[29:]) == sum(len(result.findings) for result in results.values())
     for name, result in results.items():
         for file in (name, f"{name}-dark"):
             assert (tmp_path / f"{file}.png").read_bytes().startswith(b"\x89PNG")

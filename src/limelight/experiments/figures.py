@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # Different in lightness too, and all of them visible on white and on black.
 COLOURS = ("#2b7bba", "#e8743b", "#19a979", "#945ecf", "#c9a227", "#d1478c")
 GREY = "#808080"
-_HATCHES = ("", "//", "..")
+_HATCHES = ("", "//", "..", "xx")
 _SIZES: dict[str, Any] = {
     **{"axes.titlesize": 11, "axes.labelsize": 10, "xtick.labelsize": 9, "ytick.labelsize": 9, "legend.fontsize": 9},
     **{"lines.linewidth": 1.8, "errorbar.capsize": 3, "hatch.linewidth": 0.7, "legend.framealpha": 0.0},
@@ -70,11 +70,15 @@ def lengths_axis(axis: Any, lengths: Sequence[float], label: str) -> None:
     axis.set_xticks(list(lengths), [f"{n:g}" for n in lengths])
 
 
-def heatmap(axis: Any, matrix: list[list[float]], rows: Any, cols: Any, *, numbers: bool = False) -> None:
-    """A matrix with the names of its rows and columns, and its numbers if wanted; weights begin at 0."""
+def heatmap(
+    axis: Any, matrix: list[list[float]], rows: Any, cols: Any, *, numbers: bool = False, scale: bool = False
+) -> None:
+    """A matrix with the names of its rows and columns, and its numbers or a scale if wanted; weights begin at 0."""
     low = min(0.0, *(min(row) for row in matrix))
-    axis.imshow(matrix, cmap="Blues" if numbers else "viridis", aspect="equal", vmin=low)
+    image = axis.imshow(matrix, cmap="Blues" if numbers else "viridis", aspect="equal", vmin=low)
     axis.grid(False)
+    if scale:
+        axis.figure.colorbar(image, ax=axis, shrink=0.8)
     step = max(1, len(rows) // 8)
     axis.set_xticks(range(0, len(cols), step), [cols[n] for n in range(0, len(cols), step)])
     axis.set_yticks(range(0, len(rows), step), [rows[n] for n in range(0, len(rows), step)])

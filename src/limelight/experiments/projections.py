@@ -1,7 +1,7 @@
 """One projection for queries and keys, or two: claim 13.
 
-With one projection W the scores x W Wᵀ xᵀ are symmetric. The weights are not, since the softmax divides every row by
-a sum of its own. With two projections the scores are not symmetric either.
+Texts say that with one projection W attention is symmetric. The scores x W Wᵀ xᵀ are; the weights are not, since the
+softmax divides every row by a sum of its own. With two projections the scores are not symmetric either.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from limelight.experiments.findings import CORRECTED, REPRODUCED, Finding, Result, mean_and_spread
+from limelight.experiments.findings import Finding, Result, holds, mean_and_spread, plus_minus
 from limelight.nn import MultiHeadAttention
-from limelight.reference import trace
+from limelight.reference import Trace, trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLE = "Shared projections"
 TOKENS, WIDTH = 12, 32
+SPREAD = 1.5  # of the tokens, so that the weights are neither equal nor one-hot
 
 
 def run(quick: bool = False, seed: int = 0) -> Result:
@@ -34,27 +35,28 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     one, two = rows
     findings = [
         Finding(
-            *(13, "one projection: the scores are symmetric", 0.0, one["scores"]),
-            *(REPRODUCED if one["scores"] < 1e-5 else CORRECTED, "|S − Sᵀ| / |S|"),
+            *(13, "one projection: asymmetry of the scores", 0.0, one["scores"], holds(one["scores"] < 1e-5)),
+            "|S − Sᵀ| / |S|",
         ),
         Finding(
-            *(13, "one projection: the attention is symmetric", 0.0, round(one["weights"], 3)),
-            *(REPRODUCED if one["weights"] < 1e-3 else CORRECTED, "|A − Aᵀ| / |A|: each row is divided by its own sum"),
+            *(13, "one projection: asymmetry of the weights", 0.0, round(one["weights"], 3)),
+            holds(one["weights"] < 1e-3),
+            f"|A − Aᵀ| / |A|, {plus_minus([one['weights spread']])} between seeds: each row is divided by its own sum",
         ),
         Finding(
-            *(13, "two projections: the scores are not symmetric", "above 0", round(two["scores"], 3)),
-            REPRODUCED if two["scores"] > 0.1 else CORRECTED,
+            *(13, "two projections: asymmetry of the scores", "above 0", round(two["scores"], 3)),
+            *(holds(two["scores"] > 0.1), f"{plus_minus([two['scores spread']])} between seeds"),
         ),
     ]
     return Result("projections", TITLE, findings, {"asymmetry": rows, "matrices": _matrices(seed)}, __doc__ or "")
 
 
-def _steps(seed: int, shared: bool) -> Any:
+def _steps(seed: int, shared: bool) -> Trace:
     torch.manual_seed(seed)
     layer = MultiHeadAttention(WIDTH, 1, bias=False)
     if shared:
         layer.key.weight = layer.query.weight
-    x = 2 * torch.randn(1, TOKENS, WIDTH)
+    x = SPREAD * torch.randn(1, TOKENS, WIDTH)
     with torch.no_grad():
         q, k, v = (part(x)[:, None] for part in (layer.query, layer.key, layer.value))
         return trace(q, k, v)
@@ -75,17 +77,22 @@ def _matrices(seed: int) -> list[dict[str, Any]]:
 
 
 def draw(result: Result) -> Figure:
-    """Symmetric scores, and the weights that they become."""
+    """Symmetric scores, the weights that they become, and how these differ from their transpose."""
     from limelight.experiments.figures import heatmap, new_figure
 
-    figure, axes = new_figure(1, 2, width=4.0)
+    figure, axes = new_figure(1, 3, width=4.2)
     names = [str(n) for n in range(TOKENS)]
-    for axis, name, title in zip(
-        axes, ("score", "weight"), ("One projection: scores are symmetric", "the weights are not"), strict=True
-    ):
-        matrix = [[0.0] * TOKENS for _ in names]
-        for row in result.data["matrices"]:
-            matrix[row["query"]][row["key"]] = row[name]
-        heatmap(axis, matrix, names, names)
+    matrices = {name: torch.zeros(TOKENS, TOKENS) for name in ("score", "weight")}
+    for row in result.data["matrices"]:
+        for name, matrix in matrices.items():
+            matrix[row["query"], row["key"]] = row[name]
+    weight = matrices["weight"]
+    panels = {
+        "One projection: scores are symmetric": matrices["score"],
+        "the weights are not": weight,
+        "weights − their transpose": weight - weight.mT,
+    }
+    for axis, (title, matrix) in zip(axes, panels.items(), strict=True):
+        heatmap(axis, matrix.tolist(), names, names, scale=True)
         axis.set(xlabel="key", ylabel="query", title=title)
     return figure

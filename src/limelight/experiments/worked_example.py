@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from limelight.examples import TOKENS, worked_example
-from limelight.experiments.findings import Finding, Result, judge
+from limelight.experiments.findings import BESIDE, Finding, Result, judge
 from limelight.reference import trace
 
 if TYPE_CHECKING:
@@ -42,7 +42,11 @@ def run(quick: bool = False, seed: int = 0) -> Result:
         x = measured[name]
         assert x is not None
         found = [round(y, 4) for y in x.reshape(-1, x.shape[-1])[0].tolist()]
-        findings.append(Finding(1, name, theirs, found, judge(theirs, found, within, same_way=False)))
+        note = "from weights that were rounded first" if name == "output of dog" else ""
+        findings.append(Finding(1, name, theirs, found, judge(theirs, found, within, same_way=False), note))
+        if name == "scores of dog":
+            scaled = [round(y, 4) for y in steps.scaled.reshape(3, 3)[0].tolist()]
+            findings.append(Finding(1, "scores of dog / √2", None, scaled, BESIDE, "which texts do not print"))
     rows: list[dict[str, Any]] = [
         {"query": q, **dict(zip(TOKENS, row, strict=True))}
         for q, row in zip(TOKENS, steps.weights.reshape(3, 3).tolist(), strict=True)

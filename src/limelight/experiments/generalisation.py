@@ -9,6 +9,7 @@ nothing can be known of the tokens that were not seen.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -169,9 +170,8 @@ def draw(result: Result) -> Figure:
     figure, axes = new_figure(1, 2, width=6.0, height=3.8)
     for axis, rule in zip(axes, RULES, strict=True):
         rows = [row for row in result.data["accuracy"] if row["rule"] == rule]
-        tests = {test: label for test, label in TESTS.items() if test in rows[0]}
-        series = {label: [row[test] for row in rows] for test, label in tests.items()}
-        spreads = {label: [row[f"{test} spread"] for row in rows] for test, label in tests.items()}
+        series = {label: [row.get(test, math.nan) for row in rows] for test, label in TESTS.items()}
+        spreads = {label: [row.get(f"{test} spread", math.nan) for row in rows] for test, label in TESTS.items()}
         bars(axis, [row["positions"] for row in rows], series, spreads=spreads)
         axis.set(ylabel="share that is right", ylim=(0, 1.05), xlabel="positions", title=f"Rule: say {rule}")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)

@@ -73,6 +73,6 @@ def draw(result: Result) -> Figure:
     axis.axvline(CHANGED, color=GREY, alpha=0.6, linewidth=0.8)
     axis.set(xlabel="position", ylabel="change of the output (norm)", title=f"Token {CHANGED} is exchanged")
     axis.set_yscale("symlog", linthresh=1e-2)
-    axis.set_ylim(-2e-3, None)
-    axis.legend()
+    axis.set_ylim(-2e-3, 4)
+    axis.legend(loc="center right")
     return figure

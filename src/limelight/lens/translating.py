@@ -26,9 +26,8 @@ def reading_of(sentence: Sentence) -> Reading:
     """What the model attended to, with what it wrote beside the cross-attention."""
     written = sentence.tokens
     tokens = {"encoder": sentence.source_tokens, "decoder": ["<pad>", *written[:-1]], "written": written}
-    return Reading(
-        sentence.text, {stack: [_plain(t) for t in names] for stack, names in tokens.items()}, sentence.record
-    )
+    plain = {stack: [_plain(t) for t in names] for stack, names in tokens.items()}
+    return Reading(f"{sentence.source} → {sentence.text}", plain, sentence.record)
 
 
 def _plain(token: str) -> str:

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from limelight import translate
-from limelight.lens.translating import alignment, reading_of
+from limelight.lens.translating import alignment_of
 
 HERE = Path(__file__).parent
 SHOWN = {
@@ -34,14 +34,12 @@ SENTENCE = "The cat sat on the mat."
 def draw_alignment(axis: Axes) -> str:
     """What the translator looks at while it writes each word; returns the translation."""
     (sentence,) = translate.load()(SENTENCE).sentences
-    reading = reading_of(sentence)
-    call, head = alignment(reading)
-    rows, cols = reading.names(call)
-    axis.imshow(call.weights[0, head], cmap="magma", vmin=0, vmax=1)
-    axis.set_xticks(range(len(cols)), cols, rotation=45)
-    axis.set_yticks(range(len(rows)), rows)
+    one = alignment_of(sentence)
+    axis.imshow(one.weights, cmap="magma", vmin=0, vmax=1)
+    axis.set_xticks(range(len(one.read)), one.read, rotation=45)
+    axis.set_yticks(range(len(one.written)), one.written)
     axis.xaxis.tick_top()
-    axis.set_xlabel(f"cross-attention of layer {call.layer}, head {head}", fontsize=9)
+    axis.set_xlabel(f"cross-attention of layer {one.call.layer}, head {one.head}", fontsize=9)
     return sentence.text
 
 

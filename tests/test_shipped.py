@@ -11,6 +11,8 @@ from click.testing import CliRunner
 
 from limelight import translate
 from limelight.cli import main
+from limelight.lens.alignment import words
+from limelight.lens.translating import alignment_of
 from limelight.translate import Translator, vocabulary
 
 RIGHT = {
@@ -44,6 +46,41 @@ def test_writing_chat_it_looks_at_cat() -> None:
     links = {(link["from"], link["to"]): link["weight"] for link in found["sentences"][0]["links"]}
     assert links["chat", "cat"] > 0.8
     assert links["tapis", "mat"] > 0.5
+    alignment = found["sentences"][0]["alignment"]
+    matrix = torch.tensor(alignment["weights"])
+    assert matrix.shape == (len(alignment["written"]), len(alignment["read"]))
+    torch.testing.assert_close(matrix.sum(-1), torch.ones(len(matrix)))
+
+
+def test_alignment_of_words(translator: Translator) -> None:
+    """Rows of first pieces, columns summed over pieces, against the matrix of the tokens."""
+    (sentence,) = translator("Wash the umbrella.").sentences
+    one = alignment_of(sentence)
+    dense = one.call.weights.dense()[0, one.head]
+    for i, (name, rows) in enumerate(words(sentence.tokens)):
+        assert one.written[i] == name
+        for j, (_, cols) in enumerate(words(sentence.source_tokens)):
+            torch.testing.assert_close(one.weights[i, j], dense[rows[0], cols].sum())
+    assert "".join(one.read) == "Washtheumbrella.</s>"
+    weights = [weight for *_, weight in one.links(3)]
+    assert weights == sorted(weights, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (
+            ["▁J'", "ai", "▁per", "du", "▁", "«", "tout", "»", ".", "</s>"],
+            ["J'", "ai", "perdu", "«", "tout", "»", ".", "</s>"],
+        ),
+        (["▁Tom", "▁a", "▁2", "0", "▁ans", "\u202f", "!"], ["Tom", "a", "20", "ans", "\u202f", "!"]),
+        ([], []),
+    ],
+)
+def test_words(tokens: list[str], expected: list[str]) -> None:
+    found = words(tokens)
+    assert [name for name, _ in found] == expected
+    assert [place for _, places in found for place in places] == list(range(len(tokens)))
 
 
 def test_texts_of_several_sentences_and_of_other_kinds(translator: Translator) -> None:
@@ -53,8 +90,9 @@ def test_texts_of_several_sentences_and_of_other_kinds(translator: Translator) -
     assert "\n\nOù" in several.text
     assert len(several.scores) == len(several.tokens)
     assert not any(sentence.doubtful for sentence in several.sentences)
-    (german,) = translator("Der schnelle braune Fuchs springt über den faulen Hund.").sentences
-    assert german.doubtful
+    for other in ("Wo ist der Bahnhof?", "El gato duerme.", "Elle lit un livre.", "Il gatto dorme sul tappeto."):
+        assert translator(other).sentences[0].doubtful
+        assert "doubtful, is it everyday English?" in translator(other).notes[0]
     long = translator("The cat is sleeping. " * 300)
     assert long.text.split() == ["Le", "chat", "dort."] * 300
 

@@ -7,14 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
-from limelight.lens.looking import links_table
+from limelight.lens.alignment import Alignment, align
 from limelight.lens.page import page
-from limelight.lens.reading import Link, Reading
-from limelight.record import Call
+from limelight.lens.reading import Reading
+from limelight.pictures import Picture, put
 from limelight.tables import messages_console, wide_console
 from limelight.translate import Sentence, Translation, Translator
 
@@ -34,9 +35,9 @@ def _plain(token: str) -> str:
     return token.removeprefix("▁") or "▁"
 
 
-def alignment(reading: Reading, layer: int | None = None, head: int | None = None) -> tuple[Call, int]:
-    """The head of the cross-attention with the strongest links between words."""
-    return reading.only(layer, kind="cross").most_telling(head)
+def alignment_of(sentence: Sentence) -> Alignment:
+    """Between the words of a sentence and of its translation."""
+    return align(sentence.record, sentence.tokens, sentence.source_tokens)
 
 
 def show(translation: Translation, top: int, html: str | None, as_json: bool) -> None:
@@ -44,37 +45,47 @@ def show(translation: Translation, top: int, html: str | None, as_json: bool) ->
     messages = messages_console()
     for note in translation.notes:
         messages.print(f"note: {note}", style="yellow")
-    readings = [reading_of(sentence) for sentence in translation.sentences]
+    aligned = [alignment_of(sentence) for sentence in translation.sentences]
     if as_json:
-        print(json.dumps(_as_dict(translation, readings, top), ensure_ascii=False))
+        print(json.dumps(_as_dict(translation, aligned, top), ensure_ascii=False))
     else:
-        _draw(translation.text, readings, top, messages)
-    if html and readings:
+        _draw(translation.text, aligned, top, messages)
+    if html and aligned:
+        readings = [reading_of(sentence) for sentence in translation.sentences]
         texts = [(reading, reading.heads()) for reading in readings]
-        Path(html).write_text(page(texts, alignment(readings[0])), encoding="utf-8")
+        Path(html).write_text(page(texts, (aligned[0].call, aligned[0].head)), encoding="utf-8")
         messages.print(f"{html} has every layer and head.")
     elif html:
         messages.print(f"note: nothing was translated, so there is no {html}", style="yellow")
 
 
-def _draw(text: str, readings: list[Reading], top: int, messages: Console) -> None:
+def _draw(text: str, aligned: list[Alignment], top: int, messages: Console) -> None:
     console = wide_console()
     print(text)
-    for reading in readings[:_SHOWN]:
-        call, head = alignment(reading)
+    for one in aligned[:_SHOWN]:
         console.print()
-        console.print(f"{call.name}: each word looks at the words that it is written from", style="bold")
-        call.weights.show(*reading.names(call), head=head, on=console)
-        console.print(links_table("strongest links", reading, reading.links(call, head, top)))
-    if len(readings) > _SHOWN:
-        messages.print(f"{len(readings) - _SHOWN} more sentences are not drawn; --html and --json have them.")
+        where = f"cross-attention of layer {one.call.layer}, head {one.head}"
+        title = f"each word, and the words that it is written from ({where})"
+        put([Picture(title, one.weights, one.written, one.read)], console)
+        console.print(_table(one, top))
+    if len(aligned) > _SHOWN:
+        messages.print(f"{len(aligned) - _SHOWN} more sentences are not drawn; --html and --json have them.")
 
 
-def _as_dict(translation: Translation, readings: list[Reading], top: int) -> dict[str, Any]:
-    def of_sentence(sentence: Sentence, reading: Reading) -> dict[str, Any]:
-        call, head = alignment(reading)
-        with torch.no_grad():
-            weights = call.weights[0, head].tolist()
+def _table(one: Alignment, top: int) -> Table:
+    table = Table(title="strongest links", title_justify="left", box=SIMPLE_HEAD)
+    table.pad_edge = False
+    table.add_column("weight", justify="right")
+    table.add_column("written")
+    table.add_column("looking at")
+    for i, j, weight in one.links(top):
+        table.add_row(f"{weight:.3f}", one.written[i], one.read[j])
+    return table
+
+
+def _as_dict(translation: Translation, aligned: list[Alignment], top: int) -> dict[str, Any]:
+    def of_sentence(sentence: Sentence, one: Alignment) -> dict[str, Any]:
+        links = ((one.written[i], one.read[j], i, j, weight) for i, j, weight in one.links(top))
         return {
             "source": sentence.source,
             "text": sentence.text,
@@ -82,23 +93,15 @@ def _as_dict(translation: Translation, readings: list[Reading], top: int) -> dic
             "tokens": sentence.tokens,
             "scores": sentence.scores,
             "doubtful": sentence.doubtful,
-            "alignment": {"module": call.name, "layer": call.layer, "head": head, "weights": weights},
-            "links": [_link(reading, link) for link in reading.links(call, head, top)],
+            "alignment": {
+                **{"module": one.call.name, "layer": one.call.layer, "head": one.head},
+                **{"written": one.written, "read": one.read, "weights": one.weights.tolist()},
+            },
+            "links": [dict(zip(("from", "to", "query", "key", "weight"), link, strict=True)) for link in links],
         }
 
-    sentences = [of_sentence(*both) for both in zip(translation.sentences, readings, strict=True)]
+    sentences = [of_sentence(*both) for both in zip(translation.sentences, aligned, strict=True)]
     return {"text": translation.text, "sentences": sentences, "notes": translation.notes}
-
-
-def _link(reading: Reading, link: Link) -> dict[str, Any]:
-    written, source = reading.names(link.call)
-    return {
-        "from": written[link.query],
-        "to": source[link.key],
-        "query": link.query,
-        "key": link.key,
-        "weight": link.weight,
-    }
 
 
 def translate_lines(translator: Translator, text: str, beams: int) -> None:

@@ -37,7 +37,7 @@ LIMIT = 256 * 2**20
 def run(quick: bool = False, seed: int = 0) -> Result:
     """Counts, times and memory for growing n, and for growing windows."""
     lengths = (1024, 2048, 4096) if quick else (1024, 2048, 4096, 8192)
-    far = tuple(4 * n for n in lengths)  # a local pattern is done with short texts before it has begun
+    far = tuple(2 * n for n in lengths)  # a local pattern is done with short texts before it has begun
     rows: list[dict[str, Any]] = []
     for name, (mask, _) in PATTERNS.items():
         sizes = far if name == LOCAL else lengths

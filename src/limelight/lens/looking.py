@@ -50,14 +50,16 @@ def look(
         links = [link for c in seen.record.log for h in range(c.shape[1]) for link in seen.links(c, h, top)]
         links = sorted(links, key=lambda link: -link.weight)[:top]
     rows = Heads(row for row in report if layer is None or row["layer"] == layer)
-    if as_json:
-        print(json.dumps(_as_dict(seen, rows, links, call, head), ensure_ascii=False))
-    else:
-        title = f"strongest links of {call.name}, head {head}" if explicit else _TOLD
-        _draw(seen, rows, links_table(title, seen, links), call, head)
-    if html:
-        Path(html).write_text(page([(everything, report)], (call, head), progress("page")), encoding="utf-8")
-        messages.print(f"{html} has every layer and head.")
+    try:  # neither is lost where the other fails
+        if html:
+            Path(html).write_text(page([(everything, report)], (call, head), progress("page")), encoding="utf-8")
+            messages.print(f"{html} has every layer and head.")
+    finally:
+        if as_json:
+            print(json.dumps(_as_dict(seen, rows, links, call, head), ensure_ascii=False))
+        else:
+            title = f"strongest links of {call.name}, head {head}" if explicit else _TOLD
+            _draw(seen, rows, links_table(title, seen, links), call, head)
 
 
 def _draw(seen: Reading, rows: Heads, links: Table, call: Call, head: int) -> None:

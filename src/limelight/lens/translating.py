@@ -46,17 +46,19 @@ def show(translation: Translation, top: int, html: str | None, as_json: bool) ->
     for note in translation.notes:
         messages.print(f"note: {note}", style="yellow")
     aligned = [alignment_of(sentence) for sentence in translation.sentences]
-    if as_json:
-        print(json.dumps(_as_dict(translation, aligned, top), ensure_ascii=False))
-    else:
-        _draw(translation.text, aligned, top, messages)
-    if html and aligned:
-        readings = [reading_of(sentence) for sentence in translation.sentences]
-        texts = [(reading, reading.heads()) for reading in readings]
-        Path(html).write_text(page(texts, (aligned[0].call, aligned[0].head)), encoding="utf-8")
-        messages.print(f"{html} has every layer and head.")
-    elif html:
-        messages.print(f"note: nothing was translated, so there is no {html}", style="yellow")
+    try:  # neither is lost where the other fails
+        if html and aligned:
+            readings = [reading_of(sentence) for sentence in translation.sentences]
+            texts = [(reading, reading.heads()) for reading in readings]
+            Path(html).write_text(page(texts, (aligned[0].call, aligned[0].head)), encoding="utf-8")
+            messages.print(f"{html} has every layer and head.")
+        elif html:
+            messages.print(f"note: nothing was translated, so there is no {html}", style="yellow")
+    finally:
+        if as_json:
+            print(json.dumps(_as_dict(translation, aligned, top), ensure_ascii=False))
+        else:
+            _draw(translation.text, aligned, top, messages)
 
 
 def _draw(text: str, aligned: list[Alignment], top: int, messages: Console) -> None:

@@ -27,7 +27,7 @@ from limelight.translate.sentences import split
 _LONGEST = 24  # tokens of a piece: the model has learned from short sentences, and leaves words of longer ones out
 _BATCH = 32
 # What makes a translation doubtful: an unlikely token on average, or a source in more pieces than English words have.
-# Of English sentences that were held out, one in thirty is; of other languages, nearly all.
+# Of English sentences that were held out, one in twenty-five is; of other languages, nearly all.
 _UNSURE, _PIECES = 0.48, 2.5
 _FEW = 0.5  # tokens for each of the source's, below which something must be missing
 _LOUD = 4  # letters, from which on capitals are no name

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("file", type=click.File("r", encoding="utf-8-sig"), required=False)
+@click.argument("file", type=click.File("r", encoding="utf-8"), required=False)
 @click.option("--causal", is_flag=True, help="Nothing of the future: key ≤ query.")
 @click.option("--window", type=int, metavar="N", help="Only keys within N positions.")
 @click.option("--scale", type=float, help="1/√D unless given.")
@@ -217,7 +217,7 @@ def _read(file: TextIO) -> str:
     try:
         return file.read()
     except UnicodeDecodeError as error:
-        raise click.UsageError(f"{file.name} is no text in UTF-8: {error}") from None
+        raise click.UsageError(f"{getattr(file, 'name', 'the input')} is no text in UTF-8: {error}") from None
 
 
 @contextmanager

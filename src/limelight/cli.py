@@ -120,10 +120,12 @@ def look(
     if not (text or "").strip():
         raise click.UsageError("the text is empty")
     from limelight.lens import looking, reading
+    from limelight.tables import messages_console
     from limelight.translate import shipped
 
     with _failing():
-        seen = reading.read(model or shipped(), text or "")
+        with messages_console().status("reading"):
+            seen = reading.read(model or shipped(), text or "")
         looking.look(seen, layer, head, top, temperature, html, as_json)
 
 

@@ -22,6 +22,7 @@ from limelight.positions import Learned
 from limelight.record import Call, Record
 from limelight.translate import vocabulary
 
+_WRITTEN = 512  # tokens that an encoder-decoder writes at most
 _LINKS = 8  # keys of a query, of which some may be trivial
 
 
@@ -155,7 +156,7 @@ def _on_its_own(model: nn.Module) -> bool:
 
 def _written(model: Any, source: Tensor, known: bool, positions: int | None) -> Tensor | None:
     """The target of an encoder-decoder."""
-    most = 2 * source.shape[1] + 10
+    most = min(2 * source.shape[1] + 10, _WRITTEN)
     most = most if positions is None else min(most, positions - 1)
     if isinstance(model, Seq2Seq):
         return models.generate(model, source, beams=4, max_new_tokens=most)

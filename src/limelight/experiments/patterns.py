@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from limelight.experiments.findings import DIRECTION, REPRODUCED, Finding, Result, exponent, holds
+from limelight.experiments.findings import Finding, Result, exponent, holds
 from limelight.experiments.measuring import longest, peak_bytes, seconds
 from limelight.experiments.naive import stored_attention
 from limelight.functional import attention
@@ -68,7 +68,7 @@ def _window(w: int, n: int, seed: int) -> dict[str, Any]:
 
 def _near(found: float, power: float, within: float) -> str:
     """Reproduced where the power is near, in direction where it is on the same side of 1.5."""
-    return REPRODUCED if abs(found - power) <= within else holds(False, in_part=(found > 1.5) == (power > 1.5))
+    return holds(abs(found - power) <= within, in_part=(found > 1.5) == (power > 1.5))
 
 
 def _growth(name: str, rows: list[dict[str, Any]]) -> list[Finding]:
@@ -98,7 +98,7 @@ def _of_windows(rows: list[dict[str, Any]]) -> list[Finding]:
         ),
         Finding(
             *(15, "local: time grows as w to the power", 1.0, round(times, 2)),
-            *(REPRODUCED if abs(times - 1) <= 0.35 else DIRECTION if 0.2 < times < 1.5 else holds(False), note),
+            *(holds(abs(times - 1) <= 0.35, in_part=0.2 < times < 1.5), note),
         ),
     ]
 

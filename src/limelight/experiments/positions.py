@@ -83,12 +83,11 @@ def _shapes(logits: dict[str, list[Tensor]], profiles: dict[str, Tensor]) -> lis
     near = torch.arange(-RADIUS, RADIUS + 1).abs()
     mean = {name: x.mean(0) for name, x in profiles.items()}
     alibi = profiles["ALiBi"][0]
-    line = alibi[RADIUS] + (alibi[RADIUS + 1] - alibi[RADIUS]) * near
-    bent = float((alibi - line).abs().max())
+    slope = float(alibi[RADIUS + 1] - alibi[RADIUS])
+    bent = float((alibi - alibi[RADIUS] - slope * near).abs().max())
     learned = mean["learned"][near > 0]
     t5 = profiles["T5"][0]
     steps = len({round(float(x), 4) for x in t5})
-    slope = float(alibi[RADIUS + 1] - alibi[RADIUS])
     sinusoidal = mean["sinusoidal"]
     falls = [round(float(sinusoidal[RADIUS + d]), 2) for d in (0, 1, 4, 16)]
     turned = profiles["rotary"][0]

@@ -58,8 +58,8 @@ def run(quick: bool = False, seed: int = 0) -> Result:
         Finding(12, "hotter is softer: τ = 0.1, 1 (normal) and 10", "rises", [round(x, 2) for x in ends], holds(rising))
     )
     settings = [{"keys": m, "spread of scores": s, "share of words that fit": _fit(x)} for (m, s), x in every.items()]
-    title = {"temperature": rows, "settings": settings}
-    return Result("temperature", TITLE, findings, title, __doc__ or "")
+    data = {"temperature": rows, "settings": settings}
+    return Result("temperature", TITLE, findings, data, __doc__ or "")
 
 
 def _fit(rows: list[dict[str, Any]]) -> float:

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from limelight import lens, translate
-from limelight.nn.recording import recording
+from limelight.lens.recorder import recording
 from limelight.translate import vocabulary
 
 # English, French, and which word of the French is written from which of the English.

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import limelight as ll
 from limelight.backends import _native
-from limelight.biases import Bias
-from limelight.masks import Mask
+from limelight.core.biases import Bias
+from limelight.core.masks import Mask
 
 settings.register_profile(
     "limelight",

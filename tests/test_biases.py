@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import limelight as ll
-from limelight.biases import Buckets, alibi_slopes
+from limelight.core.biases import Buckets, alibi_slopes
 
 
 def test_published_alibi_slopes() -> None:

@@ -13,7 +13,7 @@ import limelight as ll
 from limelight import models
 from limelight.functional import attention_bytes
 from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention, TiedHead
-from limelight.positions import Rotary
+from limelight.nn.positions import Rotary
 
 KINDS: list[Any] = [ll.KVCache, ll.ByteCache, lambda: ll.WindowCache(5, 2), lambda: ll.HeavyHitterCache(8)]
 BYTES = [(2, 6, 2, 1, 97, 29), (1, 4, 4, 3, 700, 64), (2, 8, 1, 40, 131, 17), (1, 8, 2, 1, 4099, 128)]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import limelight as ll
-from limelight.dropout import factors, philox
+from limelight.core.dropout import factors, philox
 
 # From Random123's known answers: rounds, counter, key, words.
 KNOWN = [

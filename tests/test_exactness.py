@@ -13,8 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import limelight as ll
 from conftest import problems, strided
-from limelight import reference
-from limelight.problem import Problem
+from limelight.core import reference
+from limelight.core.problem import Problem
 
 HALVES = (torch.bfloat16, torch.float16)
 # The spacing of numbers near 1, in which the output is rounded.

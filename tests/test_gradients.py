@@ -13,8 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import limelight as ll
 from conftest import problems, strided
-from limelight import reference
-from limelight.problem import Problem
+from limelight.core import reference
+from limelight.core.problem import Problem
 
 EPS = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float64: 2.0**-52}
 BACKENDS = pytest.mark.parametrize("backend", ["native", "portable"])

@@ -16,7 +16,7 @@ from transformers import masking_utils
 
 import limelight as ll
 from limelight.lens import huggingface, relation
-from limelight.lens.visible import Visible, visible_mask
+from limelight.lens.hf.masks import Visible, visible_mask
 
 SMALL = {
     **{"vocab_size": 101, "hidden_size": 48, "intermediate_size": 61, "num_hidden_layers": 2},
@@ -436,7 +436,7 @@ def test_an_exception_leaves_the_model_as_it_was() -> None:
 def test_importing_registers_nothing() -> None:
     code = (
         "import limelight as ll, limelight.lens; from transformers.modeling_utils import AttentionInterface as A\n"
-        "import limelight.lens.huggingface as h\n"
+        "import limelight.lens.hf.registration as h\n"
         "assert 'limelight' not in A._global_mapping; h.register(); assert 'limelight' in A._global_mapping"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import limelight as ll
 from conftest import random_masks
-from limelight.masks import Lowered, Mask
+from limelight.core.masks import Lowered, Mask
 
 
 def spans_to_dense(lowered: Lowered, N: int, M: int) -> torch.Tensor:

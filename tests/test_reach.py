@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import limelight as ll
-from limelight import reference
+from limelight.core import reference
 
 SLOPES = torch.tensor([4.0, 0.9, 0.3, 0.0, -0.1, -1.5])
 OPTIONS: list[dict[str, Any]] = [

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import limelight as ll
 from conftest import strided
-from limelight import reference
 from limelight.backends import _native
+from limelight.core import reference
 
 BACKENDS = pytest.mark.parametrize("backend", ["native", "portable"])
 

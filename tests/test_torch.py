@@ -15,7 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import limelight as ll
-from limelight import reference
+from limelight.core import reference
 
 TERMS = (None, None, None, None, None, None, torch.tensor(1.0), 1.0, 0.0, 0.0, None)
 SHAPES = [(13, 17), (5, 29), (31, 31)]

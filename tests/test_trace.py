@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import limelight as ll
 from limelight.cli import main
-from limelight.examples import TOKENS, worked_example
+from limelight.core.examples import TOKENS, worked_example
 
 
 def test_worked_example_has_the_published_numbers() -> None:

@@ -13,9 +13,9 @@ from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
 
 import limelight as ll
 from conftest import problems, random_masks, strided
-from limelight import reference
-from limelight.masks import Mask
-from limelight.problem import Problem
+from limelight.core import reference
+from limelight.core.masks import Mask
+from limelight.core.problem import Problem
 
 
 def dense_of(p: dict[str, Any]) -> Tensor:

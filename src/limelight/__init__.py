@@ -7,40 +7,40 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from limelight import experiments, lens, models, nn, positions, translate
-    from limelight.biases import ALiBi, DenseBias, Relative
-    from limelight.cache import ByteCache, HeavyHitterCache, KVCache, WindowCache
-    from limelight.flow import rollout
+    from limelight.core.biases import ALiBi, DenseBias, Relative
+    from limelight.core.masks import Causal, Dense, Documents, First, Padding, Prefix, Window
+    from limelight.core.problem import SlowPathWarning
+    from limelight.core.reference import trace
     from limelight.functional import attention, backend_for, weights
     from limelight.lens.watching import watch
-    from limelight.masks import Causal, Dense, Documents, First, Padding, Prefix, Window
-    from limelight.matrix import Weights
-    from limelight.problem import SlowPathWarning
-    from limelight.reference import trace
+    from limelight.matrix.flow import rollout
+    from limelight.matrix.lazy import Weights
+    from limelight.nn.cache import ByteCache, HeavyHitterCache, KVCache, WindowCache
 
 # Names are imported when they are first used, so that `limelight --help` need not import torch.
 _HOME = {
     "attention": "functional",
     "weights": "functional",
     "backend_for": "functional",
-    "Weights": "matrix",
-    "trace": "reference",
-    "rollout": "flow",
+    "Weights": "matrix.lazy",
+    "trace": "core.reference",
+    "rollout": "matrix.flow",
     "watch": "lens.watching",
-    "Causal": "masks",
-    "Window": "masks",
-    "Padding": "masks",
-    "Documents": "masks",
-    "Prefix": "masks",
-    "First": "masks",
-    "Dense": "masks",
-    "ALiBi": "biases",
-    "Relative": "biases",
-    "DenseBias": "biases",
-    "KVCache": "cache",
-    "WindowCache": "cache",
-    "ByteCache": "cache",
-    "HeavyHitterCache": "cache",
-    "SlowPathWarning": "problem",
+    "Causal": "core.masks",
+    "Window": "core.masks",
+    "Padding": "core.masks",
+    "Documents": "core.masks",
+    "Prefix": "core.masks",
+    "First": "core.masks",
+    "Dense": "core.masks",
+    "ALiBi": "core.biases",
+    "Relative": "core.biases",
+    "DenseBias": "core.biases",
+    "KVCache": "nn.cache",
+    "WindowCache": "nn.cache",
+    "ByteCache": "nn.cache",
+    "HeavyHitterCache": "nn.cache",
+    "SlowPathWarning": "core.problem",
 }
 _PACKAGES = ("experiments", "lens", "models", "nn", "positions", "translate")
 

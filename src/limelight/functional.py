@@ -8,11 +8,11 @@ from torch import Tensor
 
 from limelight.backends import Backend, choose, run
 from limelight.backends.native import Bytes, forward_bytes, quick
-from limelight.biases import Bias
-from limelight.masks import Mask
-from limelight.matrix import Weights
-from limelight.problem import Problem, check_dropout
-from limelight.transforms import transformed
+from limelight.core.biases import Bias
+from limelight.core.masks import Mask
+from limelight.core.problem import Problem, check_dropout
+from limelight.core.tracing import transformed
+from limelight.matrix.lazy import Weights
 
 
 def attention(

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from limelight.backends import native, ops, portable
-from limelight.dropout import new_seed
-from limelight.problem import Problem, SlowPathWarning
-from limelight.transforms import stands_for_others, transformed
+from limelight.backends import autograd, blocks, native
+from limelight.core.dropout import new_seed
+from limelight.core.problem import Problem, SlowPathWarning
+from limelight.core.tracing import stands_for_others, transformed
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ def run(
         raise ValueError(f"backend = {backend!r}; there are 'native' and 'portable'")
     terms = p.lower(dropout, new_seed()) if dropout else p.lower()
     if backend == "portable":
-        return portable.forward(p, v, terms)
+        return blocks.forward(p, v, terms)
     learns = torch.is_grad_enabled() and (v.requires_grad or p.requires_grad)
     if learns or transformed() or stands_for_others(p.q, p.k, v):
-        return ops.attention(p.q, p.k, v, terms)
+        return autograd.attention(p.q, p.k, v, terms)
     out, normalisers = native.forward(p.q, p.k, v, terms, p.sizes, lse)
     return out, None if normalisers is None else normalisers[0]

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 import limelight.backends._native as _native
-from limelight.problem import SlowPathWarning, Terms, compute_dtype
-from limelight.questions import (
+from limelight.backends.statistics import (
     Distance,
     Entropy,
     Mass,
@@ -29,7 +28,8 @@ from limelight.questions import (
     Strongest,
     Top,
 )
-from limelight.transforms import unusual
+from limelight.core.problem import SlowPathWarning, Terms, compute_dtype
+from limelight.core.tracing import unusual
 
 _STRIDED = torch.strided
 _NOTHING = (None, None, None, 0, 0, 0)  # no spans, mask, bias, slopes, offsets, sink

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from limelight import models, reference
+from limelight import models
+from limelight.core import reference
 from limelight.experiments.findings import Finding, Result, exponent, holds
 from limelight.experiments.measuring import peak_bytes, seconds
 from limelight.experiments.naive import stored_attention

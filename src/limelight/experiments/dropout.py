@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from limelight.core.masks import Dense
 from limelight.experiments.findings import BESIDE, Finding, Result, holds, mean_and_spread
 from limelight.functional import attention, weights
-from limelight.masks import Dense
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from limelight.pictures import need_matplotlib
+from limelight.viz.heatmaps import need_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

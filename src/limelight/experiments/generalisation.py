@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from limelight.core.masks import Causal
 from limelight.experiments.findings import BESIDE, Finding, Result, holds, mean_and_spread
-from limelight.masks import Causal
 from limelight.nn import MultiHeadAttention
-from limelight.positions import T5, XL, ALiBi, Learned, Positions, Rotary, Sinusoidal
+from limelight.nn.positions import T5, XL, ALiBi, Learned, Positions, Rotary, Sinusoidal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from limelight import reference
+from limelight.core import reference
 from limelight.experiments.findings import (
     BESIDE,
     Finding,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from limelight.core.masks import Causal
 from limelight.experiments.findings import BESIDE, Finding, Result, holds
-from limelight.masks import Causal
 from limelight.nn import FeedForward, MultiHeadAttention
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from limelight.core.masks import Causal, Mask, Window
 from limelight.experiments.findings import Finding, Result, exponent, holds
 from limelight.experiments.measuring import longest, peak_bytes, seconds
 from limelight.experiments.naive import stored_attention
 from limelight.functional import attention
-from limelight.masks import Causal, Mask, Window
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from limelight.experiments.findings import BESIDE, Finding, Result, holds, mean_and_spread, plus_minus
 from limelight.nn import MultiHeadAttention
-from limelight.positions import T5, XL, ALiBi, Learned, Positions, Rotary, Sinusoidal
+from limelight.nn.positions import T5, XL, ALiBi, Learned, Positions, Rotary, Sinusoidal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from limelight.core.reference import Trace, trace
 from limelight.experiments.findings import Finding, Result, holds, mean_and_spread, plus_minus
 from limelight.nn import MultiHeadAttention
-from limelight.reference import Trace, trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from limelight.biases import DenseBias
+from limelight.core.biases import DenseBias
+from limelight.core.masks import Causal
 from limelight.experiments.findings import BESIDE, Finding, Result, holds
 from limelight.functional import weights
-from limelight.masks import Causal
 from limelight.nn import MultiHeadAttention
 
 if TYPE_CHECKING:

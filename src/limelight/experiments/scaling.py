@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from limelight.core.reference import trace
 from limelight.experiments.findings import (
     BESIDE,
     CORRECTED,
@@ -26,7 +27,6 @@ from limelight.experiments.findings import (
     plus_minus,
 )
 from limelight.functional import attention, weights
-from limelight.reference import trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

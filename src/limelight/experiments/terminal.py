@@ -12,8 +12,8 @@ from rich.text import Text
 from limelight.experiments import EXPERIMENTS, run
 from limelight.experiments.findings import Result
 from limelight.experiments.report import shown, summary, verdicts, write, write_report
-from limelight.pictures import need_matplotlib
-from limelight.tables import messages_console, wide_console
+from limelight.viz.heatmaps import need_matplotlib
+from limelight.viz.tables import messages_console, wide_console
 
 _STYLES = {"reproduced": "green", "reproduced in direction": "yellow", "corrected": "red", "beside the claim": "dim"}
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from limelight.lens.calls import Call, Record
 from limelight.lens.heads import is_separator
-from limelight.record import Call, Record
 
 
 @dataclass(frozen=True)

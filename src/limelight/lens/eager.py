@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from limelight.biases import DenseBias
+from limelight.core.biases import DenseBias
+from limelight.core.masks import Causal, Dense
 from limelight.functional import weights
-from limelight.masks import Causal, Dense
-from limelight.matrix import Weights
+from limelight.matrix.lazy import Weights
 
 _SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax, torch.nn.functional.softmax}
 
@@ -79,7 +79,7 @@ def reading(model: nn.Module, told: Callable[[nn.Module, Weights], None]) -> Ite
 
     with ExitStack() as stack:
         if any(hasattr(getattr(m, "config", None), "_attn_implementation") for m in model.modules()):
-            from limelight.lens.huggingface import in_place
+            from limelight.lens.hf.registration import in_place
 
             stack.enter_context(in_place(model, "eager"))
         for module in model.modules():

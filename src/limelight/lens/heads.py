@@ -45,10 +45,10 @@ from rich.console import Console, Group
 from rich.table import Table
 from torch import Tensor
 
-from limelight.masks import Mask, Spans, Window
-from limelight.matrix import Weights
-from limelight.questions import Profile
-from limelight.record import Call, Record
+from limelight.backends.statistics import Profile
+from limelight.core.masks import Mask, Spans, Window
+from limelight.lens.calls import Call, Record
+from limelight.matrix.lazy import Weights
 
 _NEAR = 8
 _OCCURRENCES = 8

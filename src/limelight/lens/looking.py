@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from limelight.lens.calls import Call
 from limelight.lens.heads import Heads
 from limelight.lens.page import page
 from limelight.lens.reading import Link, Reading
-from limelight.pictures import short
-from limelight.record import Call
-from limelight.tables import messages_console, wide_console
+from limelight.viz.heatmaps import short
+from limelight.viz.tables import messages_console, wide_console
 
 _LONG = 1024  # tokens, from which on there is a progress bar
 _TOLD = "strongest links, without those to itself, its neighbours, the first token and separators"

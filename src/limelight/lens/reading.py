@@ -14,12 +14,12 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from limelight import models
+from limelight.lens.calls import Call, Record
 from limelight.lens.heads import Heads, heads, is_separator
 from limelight.lens.watching import watch
 from limelight.models.checkpoint import ARCHITECTURES
 from limelight.nn import Seq2Seq
-from limelight.positions import Learned
-from limelight.record import Call, Record
+from limelight.nn.positions import Learned
 from limelight.translate import vocabulary
 
 _WRITTEN = 512  # tokens that an encoder-decoder writes at most
@@ -149,7 +149,7 @@ def read(folder: str | Path, text: str) -> Reading:
 
 
 def _on_its_own(model: nn.Module) -> bool:
-    from limelight.lens.huggingface import on_its_own
+    from limelight.lens.hf.registration import on_its_own
 
     return on_its_own(model) is not None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from limelight import record
+from limelight.lens import calls as record
 
 if TYPE_CHECKING:
     from limelight.lens.heads import Heads

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.record import Call, Record
+from limelight.lens.calls import Call, Record
 
 Place = int | Sequence[int]
 

@@ -15,9 +15,9 @@ from rich.table import Table
 from limelight.lens.alignment import Alignment, align
 from limelight.lens.page import page
 from limelight.lens.reading import Reading
-from limelight.pictures import Picture, put
-from limelight.tables import messages_console, wide_console
 from limelight.translate import Sentence, Translation, Translator
+from limelight.viz.heatmaps import Picture, put
+from limelight.viz.tables import messages_console, wide_console
 
 _SHOWN = 4  # sentences whose alignment is drawn
 _TOGETHER = 256  # lines of a file: sentences of like length are found among them

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from limelight.lens.record import Record
-from limelight.matrix import Weights
+from limelight.lens.recorder import Witness, recording
+from limelight.matrix.lazy import Weights
 from limelight.nn import MultiHeadAttention
-from limelight.nn.recording import Witness, recording
 
 
 def watch(

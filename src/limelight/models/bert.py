@@ -7,10 +7,10 @@ from functools import partial
 from torch import Tensor, nn
 
 from limelight.models.configs import Config, has_head, need, refuse
-from limelight.models.links import Link, affine, layers, same
+from limelight.models.mapping import Link, affine, layers, same
 from limelight.nn import Block, Embedding, Encoder, FeedForward, LanguageModel, MultiHeadAttention, TiedHead
 from limelight.nn.feedforward import activation
-from limelight.positions import Learned
+from limelight.nn.positions import Learned
 
 TYPES = ("bert",)
 PREFIX = "bert."

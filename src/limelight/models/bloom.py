@@ -7,11 +7,11 @@ from functools import partial
 from torch import nn
 
 from limelight.models.configs import Config, need, refuse
-from limelight.models.heads import language_head, untied
-from limelight.models.links import Link, affine, by_head, layers, same
+from limelight.models.mapping import Link, affine, by_head, layers, same
+from limelight.models.output import language_head, untied
 from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention
 from limelight.nn.feedforward import activation
-from limelight.positions import ALiBi
+from limelight.nn.positions import ALiBi
 
 TYPES = ("bloom",)
 PREFIX = "transformer."

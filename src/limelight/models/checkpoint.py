@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from limelight.backends.native import settle
 from limelight.models import bert, bloom, gpt2, llama, marian, neox, t5, vit
-from limelight.models.links import Link
+from limelight.models.mapping import Link
 
 # An architecture builds a module from a configuration and links its parameters to the tensors of a checkpoint. Of the
 # other tensors, COPIES repeat what is known, and OTHERS are not used here and only handed on when a model is saved.

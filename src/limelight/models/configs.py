@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from limelight.positions import Interpolated, Llama3, Plain, Rotary, Yarn
+from limelight.nn.positions import Interpolated, Llama3, Plain, Rotary, Yarn
 
 Config = Mapping[str, Any]
 _WITH_HEAD = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForPreTraining", "ForConditionalGeneration", "MTModel")

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from limelight.cache import KVCache
-from limelight.masks import Mask, Padding
+from limelight.core.masks import Mask, Padding
+from limelight.core.problem import check_count
 from limelight.nn import Encoder, LanguageModel, Seq2Seq
-from limelight.problem import check_count
+from limelight.nn.cache import KVCache
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from functools import partial
 
 from torch import nn
 
-from limelight.masks import Causal, Window
+from limelight.core.masks import Causal, Window
 from limelight.models.configs import Config, need, refuse, rotary
-from limelight.models.heads import language_head, untied
-from limelight.models.links import Link, affine, layers, same
+from limelight.models.mapping import Link, affine, layers, same
+from limelight.models.output import language_head, untied
 from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention
 from limelight.nn.feedforward import activation
 

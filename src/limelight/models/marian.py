@@ -11,10 +11,10 @@ from functools import partial
 from torch import nn
 
 from limelight.models.configs import Config, need, refuse
-from limelight.models.links import Link, affine, layers, same
+from limelight.models.mapping import Link, affine, layers, same
 from limelight.nn import Block, Decoder, Embedding, Encoder, FeedForward, MultiHeadAttention, Seq2Seq, TiedHead
 from limelight.nn.feedforward import activation
-from limelight.positions import Sinusoidal
+from limelight.nn.positions import Sinusoidal
 
 TYPES = ("marian",)
 PREFIX = "model."

@@ -7,8 +7,8 @@ from functools import partial
 from torch import nn
 
 from limelight.models.configs import Config, need, rotary
-from limelight.models.heads import language_head, untied
-from limelight.models.links import Link, affine, by_head, layers, same
+from limelight.models.mapping import Link, affine, by_head, layers, same
+from limelight.models.output import language_head, untied
 from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention
 from limelight.nn.feedforward import activation
 

@@ -7,11 +7,11 @@ from functools import partial
 from torch import nn
 
 from limelight.models.configs import Config, need
-from limelight.models.heads import language_head, untied
-from limelight.models.links import Link, affine, layers, same
+from limelight.models.mapping import Link, affine, layers, same
+from limelight.models.output import language_head, untied
 from limelight.nn import Block, Decoder, Embedding, Encoder, FeedForward, MultiHeadAttention, Seq2Seq
 from limelight.nn.feedforward import activation
-from limelight.positions import T5
+from limelight.nn.positions import T5
 
 TYPES = ("t5", "mt5")
 PREFIX = ""

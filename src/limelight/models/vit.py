@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from limelight.masks import Mask
+from limelight.core.masks import Mask
 from limelight.models.configs import Config, need
-from limelight.models.links import Link, affine, layers, same
+from limelight.models.mapping import Link, affine, layers, same
 from limelight.nn import Block, Encoder, FeedForward, MultiHeadAttention
 from limelight.nn.feedforward import activation
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from limelight.backends.native import Bytes
-from limelight.biases import Bias
-from limelight.cache import Slot
+from limelight.core.biases import Bias
+from limelight.core.masks import Mask
 from limelight.functional import attention, attention_bytes, weights
-from limelight.masks import Mask
-from limelight.matrix import Weights
+from limelight.matrix.lazy import Weights
+from limelight.nn.cache import Slot
 from limelight.nn.linear import Linear
-from limelight.positions import Positions
+from limelight.nn.positions import Positions
 
 
 class MultiHeadAttention(nn.Module):
@@ -31,7 +31,7 @@ class MultiHeadAttention(nn.Module):
         value_width: of the values of a head; ``head_width`` unless given.
         context_width: of the context; ``width`` unless given.
         bias: whether the projections of q, k and v add a bias; ``out_bias`` the same for the output.
-        positions: a scheme of ``limelight.positions``.
+        positions: a scheme of ``limelight.nn.positions``.
         norm: applied to the queries and keys of every head, such as ``nn.RMSNorm``.
         scale: ``1/√head_width`` unless given.
         dropout: of the weights, in training.

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from limelight.cache import Slot
-from limelight.masks import Mask
+from limelight.core.masks import Mask
 from limelight.nn.attention import MultiHeadAttention
+from limelight.nn.cache import Slot
 from limelight.nn.feedforward import FeedForward
 
 ORDERS = ("pre", "post", "parallel")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from limelight.core.tracing import unusual
 from limelight.nn.linear import Linear
-from limelight.transforms import unusual
 
 
 class FeedForward(nn.Module):

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from limelight.backends.native import linear
-from limelight.cache import KVCache
-from limelight.masks import Causal, Dense, Mask, Padding, Spans
+from limelight.core.masks import Causal, Dense, Mask, Padding, Spans
+from limelight.core.tracing import transformed
 from limelight.nn.block import Block
-from limelight.positions import XL, Positions
-from limelight.transforms import transformed
+from limelight.nn.cache import KVCache
+from limelight.nn.positions import XL, Positions
 
 
 class Embedding(nn.Module):

@@ -9,9 +9,9 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from limelight.tables import messages_console
 from limelight.translate.data import divide, read_pairs
 from limelight.translate.training import Progress, Recipe, train
+from limelight.viz.tables import messages_console
 
 
 def train_with_progress(pairs: str, folder: str, choices: dict[str, Any], threads: int | None) -> None:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from limelight import models
-from limelight.masks import Padding
+from limelight.core.masks import Padding
 from limelight.nn import Seq2Seq
 from limelight.translate import vocabulary
 from limelight.translate.data import Batch, Ids, Pair, batches, divide, padded

@@ -16,10 +16,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from limelight import models
-from limelight.masks import Padding
+from limelight.core.masks import Padding
+from limelight.lens.calls import Record
+from limelight.lens.recorder import recording
 from limelight.nn import Seq2Seq
-from limelight.nn.recording import recording
-from limelight.record import Record
 from limelight.translate import vocabulary
 from limelight.translate.data import padded
 from limelight.translate.sentences import split

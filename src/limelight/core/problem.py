@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limelight.biases import ALiBi, Bias, DenseBias, Offsets
-from limelight.masks import Dense, Mask, Spans
-from limelight.transforms import transformed
+from limelight.core.biases import ALiBi, Bias, DenseBias, Offsets
+from limelight.core.masks import Dense, Mask, Spans
+from limelight.core.tracing import transformed
 
 _STRIDED = torch.strided
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

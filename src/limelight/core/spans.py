@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from limelight.transforms import transformed
+from limelight.core.tracing import transformed
 
 _MOST_RUNS = 64
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from limelight.models.configs import Config, has_head
-from limelight.models.links import Link, same
+from limelight.models.mapping import Link, same
 from limelight.nn import TiedHead
 from limelight.nn.linear import Linear
 

@@ -11,15 +11,15 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from limelight.problem import check_count
-from limelight.questions import REDUCE, cells
+from limelight.backends.statistics import REDUCE, cells
+from limelight.core.problem import check_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from limelight.matrix import Weights
+    from limelight.matrix.lazy import Weights
 
 _SHADES = " ·░▒▓█"  # nothing at all, little, and four quarters of the largest
 _COLOURS = ("", "#51127c", "#b73779", "#e75263", "#fc8961", "#fcb93d")

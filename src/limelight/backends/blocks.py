@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from limelight.dropout import factors
-from limelight.problem import Problem, Terms
-from limelight.questions import Block, Question
-from limelight.reference import steps
-from limelight.transforms import transformed
+from limelight.backends.statistics import Block, Question
+from limelight.core.dropout import factors
+from limelight.core.problem import Problem, Terms
+from limelight.core.reference import steps
+from limelight.core.tracing import transformed
 
 _SCORES = 2**22  # how many scores may exist at a time
 _WEIGHTS = 2**20  # how many weights a question may see at a time, of which it makes several copies

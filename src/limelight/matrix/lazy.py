@@ -8,12 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.backends import choose, native, ops, portable, run
-from limelight.indexing import places
-from limelight.masks import Mask
-from limelight.pictures import drawn, show
-from limelight.problem import DTYPES, Problem, batched, check_count, check_lead
-from limelight.questions import (
+from limelight.backends import autograd, blocks, choose, native, run
+from limelight.backends.statistics import (
     REDUCE,
     Distance,
     Entropy,
@@ -28,8 +24,12 @@ from limelight.questions import (
     Strongest,
     Top,
 )
-from limelight.reference import cooled, logits_of, steps, to_masked
-from limelight.transforms import stands_for_others, transformed
+from limelight.core.masks import Mask
+from limelight.core.problem import DTYPES, Problem, batched, check_count, check_lead
+from limelight.core.reference import cooled, logits_of, steps, to_masked
+from limelight.core.tracing import stands_for_others, transformed
+from limelight.matrix.indexing import places
+from limelight.viz.heatmaps import drawn, show
 
 _PAIRS = 2**22  # numbers of q and k that pairs gather at a time
 _COARSE = 2.0**10
@@ -75,7 +75,7 @@ class Weights:
         >>> ll.Weights.from_dense(torch.eye(4)[None]).entropy()
         tensor([[0., 0., 0., 0.]])
         """
-        from limelight.given import GivenWeights
+        from limelight.matrix.dense import GivenWeights
 
         return GivenWeights(matrix)
 
@@ -390,12 +390,12 @@ class Weights:
         u = next((x.u for x in questions if isinstance(x, Sent)), p.q)
         learns = torch.is_grad_enabled() and (p.requires_grad or u.requires_grad)
         if not self._native() or stands_for_others(u):
-            return portable.ask(p, questions, learns)
+            return blocks.ask(p, questions, learns)
         known = self._known()
         if known is not None and not questions:
             return []
         if learns:
-            answers, lse = ops.ask(p, questions, known)
+            answers, lse = autograd.ask(p, questions, known)
         else:
             answers, lse = native.ask(p.q, p.k, p.lower(), p.sizes, questions, known)
         self._keep(lse)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from limelight.backends.native import Bytes
 from limelight.functional import attention, weights
-from limelight.matrix import Weights
+from limelight.lens.calls import Call, Record
+from limelight.matrix.lazy import Weights
 from limelight.nn.attention import MultiHeadAttention
 from limelight.nn.stack import Decoder, Encoder, Seq2Seq
-from limelight.record import Call, Record
 
 _CONTEXTS = "context", "key_value_states", "encoder_hidden_states", "cross_attention_states"
 _SOURCES, _TARGETS = ("input_ids", "ids", "source"), ("decoder_input_ids", "target")

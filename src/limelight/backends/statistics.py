@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from limelight.masks import Mask, positions
+from limelight.core.masks import Mask, positions
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from limelight.reference import Trace
+    from limelight.core.reference import Trace
 
 _TITLES = {
     "q": "q, the queries",

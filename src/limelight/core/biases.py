@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limelight.masks import positions
-from limelight.shapes import at, common_lead, dense_lead, fit_dense
+from limelight.core.broadcasting import at, common_lead, dense_lead, fit_dense
+from limelight.core.masks import positions
 
 
 class LoweredBias(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from limelight.matrix import Weights
-from limelight.questions import Observation
+from limelight.backends.statistics import Observation
+from limelight.matrix.lazy import Weights
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from limelight.biases import Bias, DenseBias, Relative
+from limelight.core.biases import Bias, DenseBias, Relative
+from limelight.core.masks import Causal, Dense, Mask, Padding
+from limelight.core.tracing import transformed
 from limelight.functional import attention
-from limelight.lens.visible import Visible, compressed, say_once, visible_mask
-from limelight.masks import Causal, Dense, Mask, Padding
+from limelight.lens.hf.masks import Visible, compressed, say_once, visible_mask
 from limelight.models.checkpoint import ARCHITECTURES
-from limelight.transforms import transformed
 
 NAME = "limelight"
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.backends import native, portable
-from limelight.problem import Problem, Terms, compute_dtype, raised
-from limelight.questions import Question, Sent, Strongest, Top
-from limelight.transforms import stands_for_others, transformed
+from limelight.backends import blocks, native
+from limelight.backends.statistics import Question, Sent, Strongest, Top
+from limelight.core.problem import Problem, Terms, compute_dtype, raised
+from limelight.core.tracing import stands_for_others, transformed
 
 _TERMS = (
     "Tensor? spans, Tensor? mask, Tensor? slopes, Tensor? offsets, Tensor? bias, Tensor? sink, Tensor temperature, "
@@ -122,7 +122,7 @@ def _differentiate_twice(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         for i, x in zip(places, learned, strict=True):
             mine[i] = x
         t = Terms(*mine)
-        out, lse = portable.forward(raised(q, k, t), v, t)
+        out, lse = blocks.forward(raised(q, k, t), v, t)
         return out, torch.where(lse == -torch.inf, 0.0, lse)
 
     def gradient(dout: Tensor, dlse: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -193,7 +193,7 @@ class _Ask(torch.autograd.Function):
         u, q, k, *terms = inputs
         questions = [Sent(u) if isinstance(x, Sent) else x for x in ctx.questions]
         with torch.enable_grad():
-            answers = _flat(portable.ask(raised(q, k, Terms(*terms)), questions, True))
+            answers = _flat(blocks.ask(raised(q, k, Terms(*terms)), questions, True))
         given = [(a, g.to(a.dtype)) for a, g in zip(answers, grads, strict=False) if g is not None and a.requires_grad]
         leaves = [x for x, w in zip(inputs, wanted, strict=True) if w]
         found: list[Any] = [None] * len(leaves)

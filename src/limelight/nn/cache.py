@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from limelight.backends.native import Bytes
-from limelight.masks import First, Mask, Padding, Window
-from limelight.problem import check_count
+from limelight.core.masks import First, Mask, Padding, Window
+from limelight.core.problem import check_count
 
 _BUFFERS = ("k", "v", "k_scale", "v_scale")
 

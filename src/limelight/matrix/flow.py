@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from limelight.matrix import Weights
-from limelight.problem import check_count
+from limelight.core.problem import check_count
+from limelight.matrix.lazy import Weights
 
 
 def rollout(layers: Sequence[Weights], tokens: Sequence[int] | None = None, *, residual: float = 0.5) -> Tensor:

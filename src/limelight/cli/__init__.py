@@ -15,7 +15,7 @@ import click
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from limelight.masks import Mask
+    from limelight.core.masks import Mask
 
 
 def _in_a_folder(_: click.Context, option: click.Parameter, file: str | None) -> str | None:
@@ -64,8 +64,8 @@ def trace(
     from rich.console import Console
 
     import limelight as ll
-    from limelight.examples import TOKENS, worked_example
-    from limelight.tables import trace_tables
+    from limelight.core.examples import TOKENS, worked_example
+    from limelight.viz.tables import trace_tables
 
     if file is None:
         (q, k, v), tokens = worked_example(), TOKENS
@@ -120,8 +120,8 @@ def look(
     if not (text or "").strip():
         raise click.UsageError("the text is empty")
     from limelight.lens import looking, reading
-    from limelight.tables import messages_console
     from limelight.translate import shipped
+    from limelight.viz.tables import messages_console
 
     with _failing():
         with messages_console().status("reading"):

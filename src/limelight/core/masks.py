@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limelight.shapes import at, common_lead, dense_lead, fit_dense
-from limelight.spans import document_spans, intersection, single, union
-from limelight.transforms import transformed
+from limelight.core.broadcasting import at, common_lead, dense_lead, fit_dense
+from limelight.core.spans import document_spans, intersection, single, union
+from limelight.core.tracing import transformed
 
 
 class Lowered(NamedTuple):

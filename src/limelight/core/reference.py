@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.problem import Problem
-from limelight.transforms import transformed
+from limelight.core.problem import Problem
+from limelight.core.tracing import transformed
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Trace(Steps):
         return {"queries": list(self.queries), "keys": list(self.keys), **tensors}
 
     def __str__(self) -> str:
-        from limelight.tables import trace_text
+        from limelight.viz.tables import trace_text
 
         return trace_text(self)
 

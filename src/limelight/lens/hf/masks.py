@@ -21,11 +21,11 @@ from torch.utils._pytree import tree_map_only
 from transformers import masking_utils
 from transformers.masking_utils import prepare_padding_mask, sdpa_mask
 
-from limelight.masks import Causal, Dense, Documents, First, Mask, Padding, Spans, Window
+from limelight.core.masks import Causal, Dense, Documents, First, Mask, Padding, Spans, Window
+from limelight.core.problem import SlowPathWarning
+from limelight.core.spans import single
+from limelight.core.tracing import transformed
 from limelight.nn.stack import lowered
-from limelight.problem import SlowPathWarning
-from limelight.spans import single
-from limelight.transforms import transformed
 
 _MOST = 16  # spans of a query, beyond which a dense mask is no slower
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.backends import portable
-from limelight.indexing import places
-from limelight.masks import Dense, Mask
-from limelight.matrix import Weights
-from limelight.problem import DTYPES, batched
-from limelight.questions import Block, Question
-from limelight.reference import grouped
+from limelight.backends import blocks
+from limelight.backends.statistics import Block, Question
+from limelight.core.masks import Dense, Mask
+from limelight.core.problem import DTYPES, batched
+from limelight.core.reference import grouped
+from limelight.matrix.indexing import places
+from limelight.matrix.lazy import Weights
 
 
 class GivenWeights(Weights):
@@ -90,7 +90,7 @@ class GivenWeights(Weights):
         return torch.log(batched(self._matrix).to(self._answer_dtype).sum(-1))
 
     def _answers(self, questions: list[Question]) -> list[Any]:
-        return portable.ask_blocks(self._block, self._sizes, questions, again=False)  # its blocks are views
+        return blocks.ask_blocks(self._block, self._sizes, questions, again=False)  # its blocks are views
 
     def _block(self, rows: slice) -> Block:
         _, _, N, M = self._sizes

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import limelight as ll
-from limelight.backends import _native
+from limelight import backends
 from limelight.core.biases import Bias
 from limelight.core.masks import Mask
 
@@ -26,13 +26,13 @@ settings.register_profile(
 settings.load_profile("limelight")
 
 
-@pytest.fixture(params=_native.available_isas())
+@pytest.fixture(params=backends.available_isas())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every instruction set that this machine has, in turn."""
-    before = _native.isa()
-    _native.set_isa(request.param)
+    before = backends.isa()
+    backends.set_isa(request.param)
     yield request.param
-    _native.set_isa(before)
+    backends.set_isa(before)
 
 
 @pytest.fixture

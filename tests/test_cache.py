@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import limelight as ll
 from limelight import models
-from limelight.functional import attention_bytes
+from limelight.functional import attention_int8
 from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention, TiedHead
 from limelight.nn.positions import Rotary
 
@@ -168,7 +168,7 @@ def test_bytes_are_read_as_they_are(sizes: tuple[int, ...], dtype: torch.dtype) 
     a, b = kept_k.numbers(torch.float64), kept_v.numbers(torch.float64)
     assert float((a - k.double()).abs().max() / k.double().abs().max()) < 1 / 250
     for mask, bias in ((None, None), (ll.Causal() & ll.Window(50), ll.ALiBi(H))):
-        got = attention_bytes(q, kept_k, kept_v, mask=mask, bias=bias)
+        got = attention_int8(q, kept_k, kept_v, mask=mask, bias=bias)
         want = ll.attention(q.double(), a, b, mask=mask, bias=bias)
         assert got.dtype == dtype
         torch.testing.assert_close(got.double(), want, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-5)

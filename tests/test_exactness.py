@@ -14,7 +14,6 @@ from torch.nn.functional import scaled_dot_product_attention
 import limelight as ll
 from conftest import problems, strided
 from limelight.core import reference
-from limelight.core.problem import Problem
 
 HALVES = (torch.bfloat16, torch.float16)
 # The spacing of numbers near 1, in which the output is rounded.
@@ -53,7 +52,7 @@ def check(p: dict[str, Any], backend: str) -> None:
     error = float((got.double() - want).abs().max())
     # A logit x is rounded by |x| · ε, which multiplies its weight by as much; then sums and output round.
     options = {name: x for name, x in p.items() if name not in ("q", "k", "v")}
-    logits = reference.steps(Problem(p["q"].double(), p["k"].double(), **options), None).masked
+    logits = reference.steps(p["q"].double(), p["k"].double(), **options).masked
     hottest = float(logits[logits.isfinite()].abs().max()) if logits.isfinite().any() else 0.0
     within = EPS[torch.promote_types(p["q"].dtype, torch.float32)]
     size = max(1.0, float(p["v"].double().abs().max()))
@@ -90,7 +89,7 @@ def test_logsumexp(p: dict[str, Any]) -> None:
     p.pop("v")
     got = ll.weights(**p).logsumexp()
     q, k = p.pop("q"), p.pop("k")
-    want = reference.steps(Problem(q.double(), k.double(), **p), None).logsumexp
+    want = reference.steps(q.double(), k.double(), **p).logsumexp
     assert torch.equal(got.isneginf(), want.isneginf())
     finite = want.isfinite()
     torch.testing.assert_close(

@@ -14,7 +14,6 @@ from torch.nn.functional import scaled_dot_product_attention
 import limelight as ll
 from conftest import problems, strided
 from limelight.core import reference
-from limelight.core.problem import Problem
 
 EPS = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float64: 2.0**-52}
 BACKENDS = pytest.mark.parametrize("backend", ["native", "portable"])
@@ -50,7 +49,7 @@ def check(p: dict[str, Any], backend: str) -> None:
     # which grows with the logit x, of dP − δ, in which sums over the features cancel, and of the output in
     # δ = Σ dO ∘ O where that is a half.
     options = {n: x for n, x in p.items() if n not in ("q", "k", "v")}
-    logits = reference.steps(Problem(p["q"].double(), p["k"].double(), **options), None).masked
+    logits = reference.steps(p["q"].double(), p["k"].double(), **options).masked
     hottest = float(logits[logits.isfinite()].abs().max()) if logits.isfinite().any() else 0.0
     hottest /= min(1.0, float(p.get("temperature", 1.0)))
     computed = EPS[torch.promote_types(p["q"].dtype, torch.float32)]

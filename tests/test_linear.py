@@ -31,7 +31,7 @@ def test_a_few_rows(rows: int, N: int, D: int, dtype: torch.dtype, isa: str) -> 
 def test_the_kernels_are_used_where_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, used = Linear(8, 5), []
     real = _native.linear
-    monkeypatch.setattr(_native, "linear", lambda *args: (used.append(args[0]), real(*args)))
+    monkeypatch.setattr(_native, "linear", lambda **args: (used.append(args["rows"]), real(**args)))
     one, many = torch.randn(1, 1, 8), torch.randn(2, 9, 8)
     with torch.no_grad():
         torch.testing.assert_close(layer(one), torch.nn.functional.linear(one, layer.weight, layer.bias))

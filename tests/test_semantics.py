@@ -14,7 +14,7 @@ from torch import Tensor
 
 import limelight as ll
 from conftest import strided
-from limelight.backends import _native
+from limelight import backends
 from limelight.core import reference
 
 BACKENDS = pytest.mark.parametrize("backend", ["native", "portable"])
@@ -265,18 +265,18 @@ def test_instruction_sets_agree(isa: str) -> None:
     q, k, v = qkv(N=67, D=29)
     want = reference.attention(q.double(), k.double(), v.double(), softcap=2.0)
     assert (ll.attention(q, k, v, softcap=2.0) - want).abs().max() < 2e-6
-    assert _native.isa() == isa
+    assert backends.isa() == isa
 
 
 def test_a_missing_instruction_set_is_named() -> None:
     with pytest.raises(ValueError, match=r"'sse9' is not one of this machine's: baseline"):
-        _native.set_isa("sse9")
+        backends.set_isa("sse9")
 
 
 def test_the_environment_forces_an_instruction_set() -> None:
-    code = "import torch, limelight as ll; from limelight.backends import _native\n"
-    code += "x = torch.ones(1, 1, 2, 2); ll.attention(x, x, x); print(_native.isa())"
-    for name in _native.available_isas():
+    code = "import torch, limelight as ll; from limelight import backends\n"
+    code += "x = torch.ones(1, 1, 2, 2); ll.attention(x, x, x); print(backends.isa())"
+    for name in backends.available_isas():
         run = subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "LIMELIGHT_ISA": name}, capture_output=True, text=True
         )

@@ -65,7 +65,7 @@ def trace(
 
     import limelight as ll
     from limelight.core.examples import TOKENS, worked_example
-    from limelight.viz.tables import trace_tables
+    from limelight.viz.tables import matrix_tables
 
     if file is None:
         (q, k, v), tokens = worked_example(), TOKENS
@@ -81,7 +81,7 @@ def trace(
     if as_json:
         click.echo(json.dumps(steps.as_dict(), ensure_ascii=False))
     else:
-        Console(highlight=False).print(trace_tables(steps))
+        Console(highlight=False).print(matrix_tables(steps.pictures()))
 
 
 @main.command()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from limelight.core.reference import Trace, trace
 from limelight.experiments.findings import Finding, Result, holds, mean_and_spread, plus_minus
+from limelight.matrix.steps import Trace, trace
 from limelight.nn import MultiHeadAttention
 
 if TYPE_CHECKING:

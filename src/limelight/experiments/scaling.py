@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from limelight.core.reference import trace
 from limelight.experiments.findings import (
     BESIDE,
     CORRECTED,
@@ -27,6 +26,7 @@ from limelight.experiments.findings import (
     plus_minus,
 )
 from limelight.functional import attention, weights
+from limelight.matrix.steps import trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from limelight.core.examples import TOKENS, worked_example
-from limelight.core.reference import trace
 from limelight.experiments.findings import BESIDE, Finding, Result, judge
+from limelight.matrix.steps import trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from limelight.backends.statistics import Observation
-from limelight.matrix.lazy import Weights
+from limelight.matrix.base import Weights
+from limelight.matrix.observation import Observation
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from limelight.core.biases import DenseBias
 from limelight.core.masks import Causal, Dense
 from limelight.functional import weights
-from limelight.matrix.lazy import Weights
+from limelight.matrix.base import Weights
 
 _SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax, torch.nn.functional.softmax}
 

@@ -45,10 +45,10 @@ from rich.console import Console, Group
 from rich.table import Table
 from torch import Tensor
 
-from limelight.backends.statistics import Profile
 from limelight.core.masks import Mask, Spans, Window
 from limelight.lens.calls import Call, Record
-from limelight.matrix.lazy import Weights
+from limelight.matrix.base import Weights
+from limelight.matrix.statistics.profile import Profile
 
 _NEAR = 8
 _OCCURRENCES = 8

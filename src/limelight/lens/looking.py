@@ -17,7 +17,7 @@ from limelight.lens.calls import Call
 from limelight.lens.heads import Heads
 from limelight.lens.page import page
 from limelight.lens.reading import Link, Reading
-from limelight.viz.heatmaps import short
+from limelight.viz.characters import short
 from limelight.viz.tables import messages_console, wide_console
 
 _LONG = 1024  # tokens, from which on there is a progress bar

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limelight.backends.statistics import cells
 from limelight.lens.calls import Call
 from limelight.lens.heads import Heads
 from limelight.lens.reading import Reading
-from limelight.viz.heatmaps import short
+from limelight.matrix.statistics.pool import cells
+from limelight.viz.characters import short
 
 _CELLS = 160  # on a side; a longer text is pooled
 

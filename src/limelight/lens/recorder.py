@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from limelight.backends.native import Bytes
+from limelight.backends import Int8Rows
 from limelight.functional import attention, weights
 from limelight.lens.calls import Call, Record
-from limelight.matrix.lazy import Weights
+from limelight.matrix.base import Weights
 from limelight.nn.attention import MultiHeadAttention
 from limelight.nn.stack import Decoder, Encoder, Seq2Seq
 
@@ -192,7 +192,7 @@ def _telling(module: MultiHeadAttention, witness: Witness) -> Iterator[None]:
     """A layer whose calls are seen."""
 
     def told(q: Tensor, k: Any, v: Any, **options: Any) -> Tensor:
-        k, v = (x.numbers(q.dtype) if isinstance(x, Bytes) else x for x in (k, v))
+        k, v = (x.dequantise(q.dtype) if isinstance(x, Int8Rows) else x for x in (k, v))
         dropout = module.dropout if module.training else 0.0
         return witness.attends(module, q, k, v, dropout, {**options, "scale": module.scale})
 

@@ -16,7 +16,8 @@ from limelight.lens.alignment import Alignment, align
 from limelight.lens.page import page
 from limelight.lens.reading import Reading
 from limelight.translate import Sentence, Translation, Translator
-from limelight.viz.heatmaps import Picture, put
+from limelight.viz.characters import Picture
+from limelight.viz.heatmaps import put
 from limelight.viz.tables import messages_console, wide_console
 
 _SHOWN = 4  # sentences whose alignment is drawn

@@ -15,7 +15,7 @@ from torch import nn
 
 from limelight.lens.record import Record
 from limelight.lens.recorder import Witness, recording
-from limelight.matrix.lazy import Weights
+from limelight.matrix.base import Weights
 from limelight.nn import MultiHeadAttention
 
 

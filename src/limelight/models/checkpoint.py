@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from limelight.backends.native import settle
+from limelight.backends import move_to_large_pages
 from limelight.models import bert, bloom, gpt2, llama, marian, neox, t5, vit
 from limelight.models.mapping import Link
 
@@ -56,7 +56,7 @@ def load(folder: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
     kind = dtype or next((x.dtype for x in tensors.values() if x.is_floating_point()), torch.float32)
     model.to(kind)
     model.config, model.others = dict(config), rest  # type: ignore[assignment]
-    settle(model.parameters())
+    move_to_large_pages(model.parameters())
     return model.eval()
 
 

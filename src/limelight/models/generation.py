@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from limelight.core.checks import check_count
 from limelight.core.masks import Mask, Padding
-from limelight.core.problem import check_count
 from limelight.nn import Encoder, LanguageModel, Seq2Seq
 from limelight.nn.cache import KVCache
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from limelight.backends.native import Bytes
+from limelight.backends import Int8Rows
 from limelight.core.biases import Bias
 from limelight.core.masks import Mask
-from limelight.functional import attention, attention_bytes, weights
-from limelight.matrix.lazy import Weights
+from limelight.functional import attention, attention_int8, weights
+from limelight.matrix.base import Weights
 from limelight.nn.cache import Slot
 from limelight.nn.linear import Linear
 from limelight.nn.positions import Positions
@@ -104,8 +104,8 @@ class MultiHeadAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Any, v: Any, *, mask: Mask | None, bias: Bias | None) -> Tensor:
         """Every attention that this layer computes."""
-        if isinstance(k, Bytes):
-            return attention_bytes(q, k, v, mask=mask, bias=bias, scale=self.scale)
+        if isinstance(k, Int8Rows):
+            return attention_int8(q, k, v, mask=mask, bias=bias, scale=self.scale)
         dropout = self.dropout if self.training else 0.0
         return attention(q, k, v, mask=mask, bias=bias, scale=self.scale, dropout=dropout)
 

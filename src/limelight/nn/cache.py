@@ -18,9 +18,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from limelight.backends.native import Bytes
+from limelight.backends import Int8Rows
+from limelight.core.checks import check_count
 from limelight.core.masks import First, Mask, Padding, Window
-from limelight.core.problem import check_count
 
 _BUFFERS = ("k", "v", "k_scale", "v_scale")
 
@@ -336,9 +336,9 @@ class ByteSlot(Slot):
     """Keys and values as bytes, each row with a scale of its own."""
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Any, Any]:
-        of_k, of_v = Bytes.of(k.detach()), Bytes.of(v.detach())
+        of_k, of_v = Int8Rows.quantise(k.detach()), Int8Rows.quantise(v.detach())
         seen = self._append(k=of_k.values, v=of_v.values, k_scale=of_k.scale, v_scale=of_v.scale)
-        return Bytes(seen["k"], seen["k_scale"]), Bytes(seen["v"], seen["v_scale"])
+        return Int8Rows(seen["k"], seen["k_scale"]), Int8Rows(seen["v"], seen["v_scale"])
 
 
 class ByteCache(KVCache):

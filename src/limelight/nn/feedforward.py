@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from limelight.core.tracing import unusual
+from limelight.core.tracing import is_eager
 from limelight.nn.linear import Linear
 
 
@@ -46,7 +46,7 @@ class FeedForward(nn.Module):
 
 def tanh_gelu(x: Tensor) -> Tensor:
     """``x · sigmoid(2 √(2/π) (x + 0.044715 x³))``: GELU by a tanh, a few rows at a time while they lie in a cache."""
-    if unusual() or x.ndim < 2 or (torch.is_grad_enabled() and x.requires_grad):
+    if not is_eager() or x.ndim < 2 or (torch.is_grad_enabled() and x.requires_grad):
         return F.gelu(x, approximate="tanh")
     c = 2 * math.sqrt(2 / math.pi)
     x = x.contiguous()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from limelight.backends.native import linear
+from limelight.backends import linear
 
 
 class Linear(nn.Linear):

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from limelight.backends.native import linear
+from limelight.backends import linear
 from limelight.core.masks import Causal, Dense, Mask, Padding, Spans
-from limelight.core.tracing import transformed
+from limelight.core.tracing import is_traced
 from limelight.nn.block import Block
 from limelight.nn.cache import KVCache
 from limelight.nn.positions import XL, Positions
@@ -87,7 +87,7 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor, *, mask: Mask | None = None) -> Tensor:
         """``x (B, N, width)``."""
         B, N, _ = x.shape
-        if isinstance(mask, Padding) and not mask.left and self._packs and B > 1 and not transformed():
+        if isinstance(mask, Padding) and not mask.left and self._packs and B > 1 and not is_traced():
             return self._packed(x, mask.counts(B, N))
         return self._run(x, lowered(mask, N, N))
 

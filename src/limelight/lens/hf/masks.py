@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_map_only
 from transformers import masking_utils
 from transformers.masking_utils import prepare_padding_mask, sdpa_mask
 
+from limelight.core.checks import SlowPathWarning
 from limelight.core.masks import Causal, Dense, Documents, First, Mask, Padding, Spans, Window
-from limelight.core.problem import SlowPathWarning
 from limelight.core.spans import single
-from limelight.core.tracing import transformed
+from limelight.core.tracing import is_traced
 from limelight.nn.stack import lowered
 
 _MOST = 16  # spans of a query, beyond which a dense mask is no slower
@@ -84,7 +84,7 @@ def visible_mask(
         **{"q_offset": q_offset, "mask_function": mask_function, "attention_mask": attention_mask},
         **{"allow_is_causal_skip": False, "use_vmap": use_vmap, "device": device},
     }
-    if transformed():
+    if is_traced():
         return sdpa_mask(**arguments, allow_is_bidirectional_skip=allow_is_bidirectional_skip, **others)
     first = int(q_offset) - kv_offset  # the position of the first query among the keys
     try:

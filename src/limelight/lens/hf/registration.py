@@ -24,7 +24,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from limelight.core.biases import Bias, DenseBias, Relative
 from limelight.core.masks import Causal, Dense, Mask, Padding
-from limelight.core.tracing import transformed
+from limelight.core.tracing import is_traced
 from limelight.functional import attention
 from limelight.lens.hf.masks import Visible, compressed, say_once, visible_mask
 from limelight.models.checkpoint import ARCHITECTURES
@@ -92,7 +92,7 @@ def _positional(given: Tensor, keys: int) -> Bias:
     """A bias ``(1, heads, queries, keys)``: by distance alone where it is (T5's), so that nothing n × n is kept."""
     given = given[..., :keys]
     N, M = given.shape[-2:]
-    if transformed() or len(given) > 1 or N > M or not torch.equal(given[..., 1:, 1:], given[..., :-1, :-1]):
+    if is_traced() or len(given) > 1 or N > M or not torch.equal(given[..., 1:, 1:], given[..., :-1, :-1]):
         return DenseBias(given.contiguous())
     before, after = given[0, :, -1], given[0, :, 0, M - N + 1 :]  # what the last query sees, and the first
     return Relative(torch.cat([before, after, before.new_zeros(len(before), M - N)], -1))
@@ -100,7 +100,7 @@ def _positional(given: Tensor, keys: int) -> Bias:
 
 def _once(x: Tensor, make: Callable[[], Any]) -> Any:
     """What is made of a mask or bias that comes to every layer, made for the first."""
-    if transformed() or (x.requires_grad and x.is_leaf):
+    if is_traced() or (x.requires_grad and x.is_leaf):
         return make()
     known = getattr(x, "_limelight", None)
     if known is None or known[0] != x._version:
@@ -127,10 +127,10 @@ def _understood(given: Tensor, q: Tensor, k: Tensor) -> tuple[Mask | None, Mask 
     if given.dtype != torch.bool:
         allowed = given > torch.finfo(given.dtype).min / 2
         bias = None
-        if transformed() or given.requires_grad or bool((given.masked_fill(~allowed, 0.0) != 0).any()):
+        if is_traced() or given.requires_grad or bool((given.masked_fill(~allowed, 0.0) != 0).any()):
             bias = DenseBias(given.masked_fill(~allowed, 0.0))
         return Dense(allowed), Dense(allowed), bias
-    if transformed():
+    if is_traced():
         return Dense(given), Dense(given), None
     shape = given.shape[0], given.shape[1], N, M
     found = _once(given, lambda: compressed(given.expand(shape)))

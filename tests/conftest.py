@@ -2,7 +2,7 @@
 
 **Seeds.** Every random number of the suite follows from LIMELIGHT_TEST_SEED (0 unless set) and from the name of the
 test, so that a test draws the same numbers alone, in any order and in any worker. ``python -m tests.seeds 10`` runs
-the suite under ten seeds.
+the suite under ten seeds. LIMELIGHT_TEST_SCALE multiplies the number of random examples.
 
 **Tolerances.** Adding n terms in floats whose spacing near 1 is ε rounds every partial sum by at most ε/2 of its
 size. The roundings have either sign, so that they add up as a random walk: for partial sums of at most s, an error with
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,7 @@ from limelight.core.masks import Mask
 from limelight.core.problem import Problem
 
 SEED = int(os.environ.get("LIMELIGHT_TEST_SEED", "0"))
+SCALE = float(os.environ.get("LIMELIGHT_TEST_SCALE", "1"))
 # The spacing of numbers near 1.
 EPS = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float64: 2.0**-52}
 
@@ -61,6 +63,11 @@ def seed_everything(name: str) -> None:
 def generator(*key: int) -> torch.Generator:
     """Return a generator seeded from LIMELIGHT_TEST_SEED and a key."""
     return torch.Generator().manual_seed(zlib.crc32(repr((SEED, *key)).encode()))
+
+
+def examples(count: int) -> int:
+    """Return a number of random examples, scaled by LIMELIGHT_TEST_SCALE."""
+    return max(1, round(count * SCALE))
 
 
 class TorchRandom:
@@ -113,19 +120,23 @@ def largest(x: Tensor) -> float:
     return float(x.max()) if x.numel() else 0.0
 
 
+def dense_steps(p: dict[str, Any], v: Tensor | None = None) -> reference.Steps:
+    """Return all steps of a problem (q, k and options) in float64."""
+    options = {name: x for name, x in p.items() if name not in ("q", "k", "v", "dropout", "backend")}
+    with torch.no_grad():
+        return reference.steps(Problem(p["q"].double(), p["k"].double(), **options), v)
+
+
 def logit_rounding(p: dict[str, Any]) -> float:
     """Return the error of a logit of a problem, divided by its temperature: the relative error of a weight.
 
     A logit is a sum over the width, plus softcap and bias; exp(x) for large x reduces x by a multiple of ln 2, which
     rounds it as one more term does.
     """
-    q, k = (p[name].detach().double() for name in ("q", "k"))
-    options = {name: x for name, x in p.items() if name not in ("q", "k", "v", "dropout", "backend")}
-    with torch.no_grad():
-        steps = reference.steps(Problem(q, k, **options), None)
+    steps = dense_steps(p)
     size = max(1.0, largest(steps.scaled), largest(steps.masked))
     computed = torch.promote_types(p["q"].dtype, torch.float32)
-    return rounding(q.shape[-1] + 4, size, computed) / min(1.0, float(p.get("temperature", 1.0)))
+    return rounding(p["q"].shape[-1] + 4, size, computed) / min(1.0, float(p.get("temperature", 1.0)))
 
 
 def gradient_bounds(p: dict[str, Any], dout: Tensor) -> dict[str, float]:
@@ -138,9 +149,7 @@ def gradient_bounds(p: dict[str, Any], dout: Tensor) -> dict[str, float]:
     v, d = p["v"].double(), dout.double()
     H, N, Dv = d.shape[1:]
     M = v.shape[2]
-    options = {n: x for n, x in p.items() if n not in ("q", "k", "v")}
-    with torch.no_grad():
-        steps = reference.steps(Problem(p["q"].double(), p["k"].double(), **options), v)
+    steps = dense_steps(p, v)
     assert steps.output is not None
     P, dP = steps.weights, d @ v.repeat_interleave(H // v.shape[1], 1).mT
     change = largest(dP - (d * steps.output).sum(-1, keepdim=True))
@@ -187,6 +196,15 @@ def assert_sums_close(got: Tensor, want: Tensor, terms: float, size: float | Non
     if got.dtype.itemsize == 2:
         bound += EPS[got.dtype] * size  # both sides are stored in halves
     assert_within(got, want, bound)
+
+
+def need(tool: str) -> str:
+    """Return the path of a program; where it is missing the test is skipped, or fails if LIMELIGHT_CI is set."""
+    found = shutil.which(tool)
+    if found is None:
+        missing = f"{tool} is not installed"
+        pytest.fail(missing) if os.environ.get("LIMELIGHT_CI") else pytest.skip(missing)
+    return found
 
 
 @pytest.fixture(params=_native.available_isas())

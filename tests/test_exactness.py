@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from torch import Tensor
 
 import limelight as ll
-from conftest import EPS, assert_within, generator, largest, logit_rounding, problems, rounding
+from conftest import EPS, assert_within, dense_steps, examples, generator, largest, logit_rounding, problems, rounding
 from limelight.core import reference
-from limelight.core.problem import Problem
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -30,7 +29,7 @@ def check(p: dict[str, Any], backend: str) -> None:
     assert_within(got, want, sums + logit_rounding(p) * size + EPS[got.dtype] / 2 * size)
 
 
-@settings(max_examples=800)
+@settings(max_examples=examples(800))
 @given(problems((torch.float32, torch.float32, *HALVES, torch.float64)))
 def test_native_equals_the_reference(p: dict[str, Any]) -> None:
     check(p, "native")
@@ -38,7 +37,7 @@ def test_native_equals_the_reference(p: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("isa")
 def test_native_equals_the_reference_on_every_instruction_set(isa: str) -> None:
-    @settings(max_examples=250)
+    @settings(max_examples=examples(250))
     @given(problems((torch.float32, *HALVES, torch.float64)))
     def run(p: dict[str, Any]) -> None:
         check(p, "native")
@@ -46,23 +45,20 @@ def test_native_equals_the_reference_on_every_instruction_set(isa: str) -> None:
     run()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(problems((torch.float32, torch.bfloat16, torch.float64)))
 def test_portable_equals_the_reference(p: dict[str, Any]) -> None:
     check(p, "portable")
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(problems((torch.float32, torch.float64)))
 def test_logsumexp(p: dict[str, Any]) -> None:
-    p = {**p}
-    p.pop("v")
-    got = ll.weights(**p).logsumexp()
-    q, k = p.pop("q"), p.pop("k")
-    want = reference.steps(Problem(q.double(), k.double(), **p), None).logsumexp
+    got = ll.weights(**{name: x for name, x in p.items() if name != "v"}).logsumexp()
+    want = dense_steps(p).logsumexp
     assert torch.equal(got.isneginf(), want.isneginf())
-    sums = rounding(k.shape[2], max(1.0, largest(want)), q.dtype)
-    assert_within(got, want, sums + logit_rounding({"q": q, "k": k, **p}))
+    sums = rounding(p["k"].shape[2], max(1.0, largest(want)), p["q"].dtype)
+    assert_within(got, want, sums + logit_rounding(p))
 
 
 def dense_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Any = None, bias: Any = None) -> Tensor:

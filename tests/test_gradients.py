@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import limelight as ll
-from conftest import EPS, assert_sums_close, assert_within, generator, gradient_bounds, largest, problems, strided
+from conftest import (
+    EPS,
+    assert_sums_close,
+    assert_within,
+    examples,
+    generator,
+    gradient_bounds,
+    largest,
+    problems,
+    strided,
+)
 from limelight.core import reference
 from limelight.core.biases import Bias
 
@@ -53,7 +63,7 @@ def check(p: dict[str, Any], backend: str) -> None:
         assert_within(a, want[name], bounds[name.split()[0]] + EPS[a.dtype] * largest(want[name]), name)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(problems((torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64)))
 def test_native_equals_the_reference(p: dict[str, Any]) -> None:
     check(p, "native")
@@ -61,7 +71,7 @@ def test_native_equals_the_reference(p: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("isa")
 def test_native_equals_the_reference_on_every_instruction_set(isa: str) -> None:
-    @settings(max_examples=80)
+    @settings(max_examples=examples(80))
     @given(problems((torch.float32, torch.bfloat16, torch.float64)))
     def run(p: dict[str, Any]) -> None:
         check(p, "native")
@@ -69,7 +79,7 @@ def test_native_equals_the_reference_on_every_instruction_set(isa: str) -> None:
     run()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(problems((torch.float32, torch.float64)))
 def test_portable_equals_the_reference(p: dict[str, Any]) -> None:
     check(p, "portable")
@@ -241,7 +251,7 @@ def test_a_row_of_nan_stays_within_its_window() -> None:
 
 
 @given(st.sampled_from([1, 2, 3]), st.sampled_from([torch.float32, torch.float64]))
-@settings(max_examples=6)
+@settings(max_examples=examples(6))
 def test_strided_inputs_give_the_same_bits(kind: int, dtype: torch.dtype) -> None:
     g = generator(kind)
     q, k, v, dout = (torch.randn(2, 3, n, 16, generator=g).to(dtype) for n in (61, 67, 67, 61))

@@ -21,6 +21,7 @@ def work(n: int = 301) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(1, 4, n, 32, generator=g) for _ in range(3))
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # which is the point
 def test_works_after_fork(two_threads: None) -> None:
     q, k, v = work()
     want = ll.attention(q, k, v)  # the pool has its threads now

@@ -10,9 +10,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from limelight.backends import autograd, blocks, native
+from limelight.backends.native import Bytes as Int8Rows
+from limelight.backends.native import linear
+from limelight.backends.native import settle as move_to_large_pages
 from limelight.core.dropout import new_seed
 from limelight.core.problem import Problem, SlowPathWarning
 from limelight.core.tracing import stands_for_others, transformed
+
+__all__ = ["Backend", "Int8Rows", "choose", "linear", "move_to_large_pages", "run"]
 
 
 @dataclass(frozen=True)

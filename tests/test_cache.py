@@ -60,7 +60,7 @@ def test_capacity() -> None:
     torch.testing.assert_close(in_steps(m, x, [7, 1, 4], cache), m(x))
     with pytest.raises(ValueError, match="the cache is full: 13 tokens, and its capacity is 12"):
         m(x[:, :1], cache=cache)
-    with pytest.raises(ValueError, match="the cache holds 2 sequences and is given 1"):
+    with pytest.raises(ValueError, match="the cache holds 2 sequences and receives 1"):
         m(x[:1, :1], cache=cache)
     with pytest.raises(ValueError, match="KVCache: capacity = 0 must be at least 1"):
         ll.KVCache(capacity=0)
@@ -92,7 +92,7 @@ def test_save_and_restore(kind: Any, tmp_path: Path) -> None:
     a.save(tmp_path / "cache.safetensors")
     b.restore(tmp_path / "cache.safetensors")
     assert torch.equal(in_steps(m, x[:, 23:], [1] * 7, a), in_steps(m, x[:, 23:], [1] * 7, b))
-    with pytest.raises(ValueError, match=r"was saved by .*Cache.*, and this is WindowCache\(3, 1\)"):
+    with pytest.raises(ValueError, match=r"was saved by .*Cache.*, and this cache is WindowCache\(3, 1\)"):
         ll.WindowCache(3, 1).restore(tmp_path / "cache.safetensors")
 
 

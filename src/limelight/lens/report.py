@@ -1,39 +1,41 @@
-"""What each head does: a row of numbers, and a label.
+"""The report on heads: a row of numbers and a label for each.
 
-All numbers are means over the queries of all calls and batch elements; padding is no query. For each head:
+All numbers are means over the queries of all calls and batch elements; padding does not count as a query. For each
+head:
 
-- ``entropy``: of its rows, in nats, and ``spread``: the entropy as a share of the largest possible one, that of equal
-  weights on all keys that a query may see;
-- ``first``: the weight on the first token; ``self``, ``previous``, ``next``: on the token itself and its neighbours;
-  ``near``: on all tokens within 8;
-- ``separators``: on marks such as ``.`` and ``,`` and tokens such as ``[SEP]``, where tokens are known;
-- ``distance``: how far away it looks;
-- ``duplicate``: for tokens that occur elsewhere too, the weight on those occurrences (the 8 nearest on either side);
-- ``induction``: for tokens that occurred before, the weight on what followed them then (the 8 latest);
+- ``entropy``: the entropy of its rows in nats, and ``spread``: the same as a share of the largest possible entropy,
+  that of equal weights on all keys that a query may attend to;
+- ``first``: the weight on the first token; ``self``, ``previous``, ``next``: the weight on the token itself and on its
+  neighbours; ``near``: the weight on all tokens within 8;
+- ``separators``: the weight on punctuation and on tokens such as ``[SEP]``, if the tokens are known;
+- ``distance``: the mean distance to the keys, in tokens;
+- ``duplicate``: over tokens that occur elsewhere too, the weight on those occurrences (the 8 nearest on either side);
+- ``induction``: over tokens that occurred before, the weight on the tokens that followed those occurrences (the 8
+  latest). A direct repeat ("the the") does not count: the token that followed the first is the query itself, whose
+  weight is ``self``;
 - ``similarity``: the mean cosine to the other heads of its layer.
 
-In cross-attention queries and keys are of two texts, and what speaks of position or of equal tokens is None.
+In cross-attention queries and keys belong to two texts, and the measures of position and of equal tokens are None.
 
-The label is the first that holds:
+The label is the first whose rule holds; "equal" is what equal weights on all visible keys would give:
 
 ======================  ==============================================================================
 ``previous token``      previous ≥ 0.4
 ``next token``          next ≥ 0.4
 ``itself``              self ≥ 0.4
-``induction``           induction ≥ 0.3, and at least twice what equal weights would give, over 4 tokens or more
-``duplicate token``     duplicate ≥ 0.3, the same
-``separator``           separators ≥ 0.4, and at least twice what equal weights would give
-``sink``                first ≥ 0.4, and at least twice what equal weights would give
-``local``               near ≥ 0.7, and at least 1.5 times what equal weights would give
+``induction``           induction ≥ 0.3 and at least 2 × equal, over at least 4 queries
+``duplicate token``     duplicate ≥ 0.3 and at least 2 × equal, over at least 4 queries
+``separator``           separators ≥ 0.4 and at least 2 × equal
+``sink``                first ≥ 0.4 and at least 2 × equal
+``local``               near ≥ 0.7 and at least 1.5 × equal
 ``broad``               spread ≥ 0.8
-``focused``             spread ≤ 0.3: on few tokens, which are none of the above
+``focused``             spread ≤ 0.3: few tokens, which are none of the above
 ``mixed``               otherwise
 ======================  ==============================================================================
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,43 +48,58 @@ from rich.table import Table
 from torch import Tensor
 
 from limelight.core.masks import Mask, Spans, Window
-from limelight.lens.calls import Call, Record
+from limelight.lens import strict_json
+from limelight.lens.record import Call, Record
 from limelight.matrix.base import Weights
 from limelight.matrix.statistics.profile import Profile
 
-_NEAR = 8
-_OCCURRENCES = 8
+_NEAR = 8  # tokens on either side that count as near
+_OCCURRENCES = 8  # earlier occurrences of a token that are looked at
 _SEPARATOR = re.compile(r"[.,;:!?…]+|\[SEP\]|</s>|<sep>|<eos>|<\|.*\|>")
 MEASURES = (
-    *("entropy", "spread", "first", "self", "previous", "next", "near", "separators", "distance"),
-    *("duplicate", "induction", "similarity"),
+    "entropy",
+    "spread",
+    "first",
+    "self",
+    "previous",
+    "next",
+    "near",
+    "separators",
+    "distance",
+    "duplicate",
+    "induction",
+    "similarity",
 )
-
-_SHORT = {
-    **{"previous": "prev", "near": f"±{_NEAR}", "separators": "sep", "distance": "dist"},
-    **{"duplicate": "dup", "induction": "ind", "similarity": "sim"},
+_COLUMN_TITLES = {
+    "previous": "prev",
+    "near": f"±{_NEAR}",
+    "separators": "sep",
+    "distance": "dist",
+    "duplicate": "dup",
+    "induction": "ind",
+    "similarity": "sim",
 }
-_ENOUGH = 4  # queries, to call a head after what it does with tokens that occur again
+_MIN_QUERIES = 4  # queries needed to label a head by what it does with repeated tokens
 
 Tokens = Sequence[str] | Sequence[Sequence[str]]
 
 
 class Heads(list[dict[str, Any]]):
-    """A row a head, as ``pandas.DataFrame`` takes them; ``print`` shows a table, ``json()`` is text."""
+    """One dict for each head, which ``pandas.DataFrame`` takes; ``print`` shows a table, ``json()`` returns text."""
 
     def json(self) -> str:
-        """The rows as JSON."""
-        return json.dumps(self, ensure_ascii=False)
+        """Return the rows as JSON."""
+        return strict_json.dumps(self)
 
     def __rich__(self) -> Group:
-        """A table for each kind of module, by the number of its layer."""
+        """Return a table for each kind of module, such as ``encoder.layer.*.attention``, with a row for each head."""
         families: dict[str, list[dict[str, Any]]] = {}
         for row in self:
             families.setdefault(re.sub(r"\b\d+\b", "*", row["module"], count=1), []).append(row)
         return Group(*(_table(family, rows) for family, rows in families.items()))
 
     def __str__(self) -> str:
-        console = Console(width=200, no_color=True, force_terminal=False)
+        console = Console(width=200, no_color=True, force_terminal=False, markup=False, emoji=False, highlight=False)
         with console.capture() as text:
             console.print(self)
         return text.get().rstrip()
@@ -93,7 +110,7 @@ class Heads(list[dict[str, Any]]):
 def _table(family: str, rows: list[dict[str, Any]]) -> Table:
     names = [name for name in MEASURES if rows[0][name] is not None]
     table = Table(title=family, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("layer", "head", *(_SHORT.get(name, name) for name in names)):
+    for name in ("layer", "head", *(_COLUMN_TITLES.get(name, name) for name in names)):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("label", no_wrap=True)
     layer = None
@@ -110,47 +127,47 @@ def heads(
     *,
     progress: Callable[[Sequence[str]], Any] = iter,
 ) -> Heads:
-    """A report on every head of a record.
+    """Report on every head of a record: twelve measures and a label (see ``limelight.lens.report``).
 
     Args:
-        record: what ``watch`` made.
-        tokens: the tokens of the text, or of each text of the batch, or ``{"encoder": …, "decoder": …}`` of these;
-            they tell which are separators.
-        progress: is given the names of the modules and iterates over them.
+        record: a record of ``watch``.
+        tokens: the tokens of the text, or a list of them for each text of the batch, or ``{"encoder": …, "decoder":
+            …}`` of these; needed for ``separators``.
+        progress: wraps the list of module names while they are worked through, such as ``tqdm.tqdm``.
 
     """
     named = tokens if isinstance(tokens, Mapping) else {"encoder": tokens, "decoder": tokens}
     if wrong := named.keys() - {"encoder", "decoder", "written"}:
-        raise ValueError(f"heads: tokens of the {sorted(wrong)[0]}; there are 'encoder' and 'decoder'")
+        raise ValueError(f"heads: tokens has the key {sorted(wrong)[0]!r}; there are 'encoder' and 'decoder'")
     found = Heads()
-    real: dict[str, Tensor] = {}  # the queries that are no padding, of the latest self-attention of a stack
-    order = {id(call): _real(call, real) for call in record.log}
+    latest: dict[str, Tensor] = {}  # which queries are not padding, in the latest self-attention of each stack
+    real = {id(call): _real_queries(call, latest) for call in record.log}
     for name in progress(list(record)):
         sums = _Sums()
         for call in record.log:
             if call.name == name:
-                sums.add(call, order[id(call)], named.get("encoder" if call.kind == "cross" else call.stack))
+                sums.add(call, real[id(call)], named.get("encoder" if call.kind == "cross" else call.stack))
         found += sums.rows()
     return found
 
 
-def _real(call: Call, latest: dict[str, Tensor]) -> Tensor:
-    """Which queries ``(B, N)`` are no padding: those that may see themselves."""
+def _real_queries(call: Call, latest: dict[str, Tensor]) -> Tensor:
+    """Return which queries ``(B, N)`` are not padding: those that may attend to themselves."""
     B, _, N, M = call.shape
     if call.kind == "self":
-        latest[call.stack] = _sees_itself(call.weights.mask, N, M).expand(B, N)
+        latest[call.stack] = _attends_to_itself(call.weights.mask, N, M).expand(B, N)
     known = latest.get(call.stack)
     return known if known is not None and known.shape == (B, N) else torch.ones(B, N, dtype=torch.bool)
 
 
-def _sees_itself(mask: Mask | None, N: int, M: int) -> Tensor:
+def _attends_to_itself(mask: Mask | None, N: int, M: int) -> Tensor:
     i = torch.arange(N)[:, None]
     seen = torch.ones(1, N, dtype=torch.bool) if mask is None else mask.allows(i, i + (M - N), N, M) & (i + M >= N)
     return seen.cpu().reshape(-1, N) if seen.ndim < 3 else seen[:, 0].cpu().reshape(-1, N)
 
 
 def _visible(mask: Mask | None, N: int, M: int) -> Tensor:
-    """How many keys each query may see, ``(batch or 1, N)``."""
+    """Return how many keys each query may attend to, ``(batch or 1, N)``."""
     spans, dense = (None, None) if mask is None else mask.lower(N, M)
     if dense is not None:
         allowed = mask.dense(N, M)  # type: ignore[union-attr]
@@ -168,14 +185,14 @@ class _Sums:
 
     call: Call | None = None
     heads: int = 0
-    begun: Tensor | None = None  # the place of the first token, as long as no cache drops it
-    length: int = 0  # of the text so far
-    total: dict[str, Any] = field(default_factory=dict)  # by measure: sums, one for each head
-    count: dict[str, float] = field(default_factory=dict)  # and over how many queries
-    equal: dict[str, float] = field(default_factory=dict)  # the same for equal weights
+    start: Tensor | None = None  # the key index of the first token when the text began
+    length: int = 0  # tokens of the text so far
+    total: dict[str, Any] = field(default_factory=dict)  # measure: sum for each head
+    count: dict[str, float] = field(default_factory=dict)  # measure: number of queries in the sum
+    equal: dict[str, float] = field(default_factory=dict)  # measure: the sum that equal weights would give
 
     def add(self, call: Call, real: Tensor, tokens: Tokens | None) -> None:
-        """One call."""
+        """Add the measures of one call."""
         self.call, A = call, call.weights
         B, self.heads, N, M = A.shape
         if not bool(real.all()):
@@ -183,110 +200,124 @@ class _Sums:
             A = A.changed(mask=rows if A.mask is None else A.mask & rows)
         own = call.kind == "self"
         with torch.no_grad():
-            places: dict[str, Any] = {"distance": True, "profile": _NEAR} if own else {}
-            seen = A.observe(entropy=True, received=True, similarity=self.heads > 1, **places)
+            seen = A.observe(
+                entropy=True,
+                received=True,
+                similarity=self.heads > 1,
+                distance=own,
+                profile=_NEAR if own else None,
+            )
             visible = _visible(A.mask, N, M).expand(B, N).double() * real
-            self._sum("entropy", seen.entropy, real)
-            self._sum("possible", visible.clamp(min=1).log()[:, None].expand(B, self.heads, N), real)
-            self._columns(A, seen.received, real, visible, tokens)
+            self._add_rows("entropy", seen.entropy, real)
+            self._add_rows("possible", visible.clamp(min=1).log()[:, None].expand(B, self.heads, N), real)
+            self._add_columns(A, seen.received, real, visible, tokens)
             if seen.similarity is not None:
                 others = (seen.similarity.sum(-1) - seen.similarity.diagonal(dim1=-2, dim2=-1)) / (self.heads - 1)
-                self._put("similarity", (others * real.sum(1)[:, None]).sum(0), float(real.sum()))
+                self._add("similarity", (others * real.sum(1)[:, None]).sum(0), float(real.sum()))
             if own:
-                self._sum("distance", seen.distance, real)
-                self._places(A, seen.profile, real, visible)
+                self._add_rows("distance", seen.distance, real)
+                self._add_positions(A, seen.profile, real, visible)
                 if call.ids is not None and len(call.ids) == B:
-                    self._repeats(A, call, real, visible)
+                    self._add_repeats(A, call, real, visible)
 
-    def _put(self, name: str, total: Tensor, count: float, equal: float = 0.0) -> None:
+    def _add(self, name: str, total: Tensor, count: float, equal: float = 0.0) -> None:
         self.total[name] = self.total.get(name, 0.0) + total.double()
         self.count[name] = self.count.get(name, 0.0) + count
         self.equal[name] = self.equal.get(name, 0.0) + equal
 
-    def _sum(self, name: str, by_query: Tensor | None, real: Tensor) -> None:
+    def _add_rows(self, name: str, by_query: Tensor | None, real: Tensor) -> None:
         assert by_query is not None
-        self._put(name, (by_query * real[:, None]).sum((0, 2)), float(real.sum()))
+        self._add(name, (by_query * real[:, None]).sum((0, 2)), float(real.sum()))
 
-    def _columns(
+    def _add_columns(
         self, A: Weights, received: Tensor | None, real: Tensor, visible: Tensor, tokens: Tokens | None
     ) -> None:
-        """The weight on keys that are the same for every query."""
+        """Add the weight on keys that are the same for every query: the first token and separators."""
         assert received is not None
         B, H, N, M = A.shape
         rows = float(real.sum())
-        share = (1 / visible.clamp(min=1) * real).sum(1)  # what a key that all may see would get from equal weights
-        first = self._first(_lowest(A.mask, N, M, real), N, M)
+        share = (1 / visible.clamp(min=1) * real).sum(
+            1
+        )  # what a key that is visible to all would receive from equal weights
+        first = self._first_token(_first_visible(A.mask, N, M, real), N, M)
         there = received.gather(2, first.clamp(min=0)[:, None, None].expand(B, H, 1)) * (first >= 0)[:, None, None]
-        self._put("first", there.sum((0, 2)), rows, float(share.sum()))
+        self._add("first", there.sum((0, 2)), rows, float(share.sum()))
         if tokens is not None:
             marks = _separators(tokens, B, M).to(received.device)
-            self._put("separators", (received * marks[:, None]).sum((0, 2)), rows, float((share * marks.sum(1)).sum()))
+            self._add("separators", (received * marks[:, None]).sum((0, 2)), rows, float((share * marks.sum(1)).sum()))
 
-    def _first(self, lowest: Tensor, N: int, M: int) -> Tensor:
-        """Where the first token ``(B,)`` is among the keys; below 0 where a cache has dropped it."""
+    def _first_token(self, visible_from: Tensor, N: int, M: int) -> Tensor:
+        """Return the key index of the first token, ``(B,)``; negative where a cache has dropped it."""
         assert self.call is not None
         if self.call.kind == "cross":
-            return lowest
-        if N == M or self.begun is None or len(self.begun) != len(lowest):
-            self.begun, self.length = lowest, M
+            return visible_from
+        if N == M or self.start is None or len(self.start) != len(visible_from):
+            self.start, self.length = visible_from, M
         else:
             self.length += N
-        return self.begun - (self.length - M)
+        return self.start - (self.length - M)
 
-    def _places(self, A: Weights, profile: Tensor | None, real: Tensor, visible: Tensor) -> None:
+    def _add_positions(self, A: Weights, profile: Tensor | None, real: Tensor, visible: Tensor) -> None:
         assert profile is not None
         N, M = A.shape[-2:]
         sums = (profile.double() * Profile(_NEAR).counts(N, M, profile.device)).sum(0)  # (H, distances)
         rows = float(real.sum())
         for name, at in (("previous", -1), ("self", 0), ("next", 1)):
-            self._put(name, sums[:, _NEAR + at], rows)
+            self._add(name, sums[:, _NEAR + at], rows)
         window = Window(_NEAR) if A.mask is None else A.mask & Window(_NEAR)
         near = _visible(window, N, M).expand(real.shape).double()
-        self._put("near", sums.sum(1), rows, float((near / visible.clamp(min=1) * real).sum()))
+        self._add("near", sums.sum(1), rows, float((near / visible.clamp(min=1) * real).sum()))
 
-    def _repeats(self, A: Weights, call: Call, real: Tensor, visible: Tensor) -> None:
+    def _add_repeats(self, A: Weights, call: Call, real: Tensor, visible: Tensor) -> None:
         B, _, N, M = A.shape
         assert call.ids is not None
         for b in range(B):
-            keys = torch.nn.functional.pad(real[b], (M - N, 0), value=True)  # earlier ones are of a cache
+            keys = torch.nn.functional.pad(
+                real[b], (M - N, 0), value=True
+            )  # those before the queries come from a cache
             later, earlier = _occurrences(call.ids[b].cpu(), keys.cpu())
             both = call.stack == "encoder"
             i, j = (torch.cat([later, earlier]), torch.cat([earlier, later])) if both else (later, earlier)
-            self._pairs("duplicate", A, b, i, j, visible)
+            self._add_pairs("duplicate", A, b, i, j, visible)
             follows = earlier + 1 < later
-            self._pairs("induction", A, b, later[follows], earlier[follows] + 1, visible)
+            self._add_pairs("induction", A, b, later[follows], earlier[follows] + 1, visible)
 
-    def _pairs(self, name: str, A: Weights, b: int, i: Tensor, j: Tensor, visible: Tensor) -> None:
-        """The weights at positions ``i`` and keys ``j``, by query."""
+    def _add_pairs(self, name: str, A: Weights, b: int, i: Tensor, j: Tensor, visible: Tensor) -> None:
+        """Add the weights from positions ``i`` to keys ``j``."""
         N, M = A.shape[-2:]
         row = i - (M - N)
         row, j = row[row >= 0], j[row >= 0]
         if len(row):
             queries = float(len(row.unique()))
             equal = float((1 / visible[b].clamp(min=1))[row].sum())
-            self._put(name, A[b, :, row, j].sum(1), queries, equal)
+            self._add(name, A[b, :, row, j].sum(1), queries, equal)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One for each head."""
+        """Return the rows of the report, one for each head."""
         assert self.call is not None
         rows = []
         for head in range(self.heads):
             mean = {name: float(x[head]) / max(self.count[name], 1.0) for name, x in self.total.items()}
             mean["spread"] = mean["entropy"] / mean["possible"] if mean["possible"] else 0.0
-            row: dict[str, Any] = {"module": self.call.name, "stack": self.call.stack, "kind": self.call.kind}
-            row |= {"layer": self.call.layer, "head": head, **{name: mean.get(name) for name in MEASURES}}
-            row["label"] = _label(
-                row, {name: x / max(self.count[name], 1.0) for name, x in self.equal.items()}, self.count
-            )
+            equal = {name: x / max(self.count[name], 1.0) for name, x in self.equal.items()}
+            row: dict[str, Any] = {
+                "module": self.call.name,
+                "stack": self.call.stack,
+                "kind": self.call.kind,
+                "layer": self.call.layer,
+                "head": head,
+            }
+            row |= {name: mean.get(name) for name in MEASURES}
+            row["label"] = _label(row, equal, self.count)
             rows.append(row)
         return rows
 
 
 def _label(row: Mapping[str, Any], equal: Mapping[str, float], count: Mapping[str, float]) -> str:
     def at_least(name: str, least: float, times: float = 0.0) -> bool:
-        found = row[name]
-        enough = name not in ("duplicate", "induction") or count.get(name, 0.0) >= _ENOUGH
-        return found is not None and enough and found >= max(least, times * equal.get(name, 0.0))
+        value = row[name]
+        enough = name not in ("duplicate", "induction") or count.get(name, 0.0) >= _MIN_QUERIES
+        return value is not None and enough and value >= max(least, times * equal.get(name, 0.0))
 
     rules = (
         ("previous token", at_least("previous", 0.4)),
@@ -303,8 +334,8 @@ def _label(row: Mapping[str, Any], equal: Mapping[str, float], count: Mapping[st
     return next((name for name, holds in rules if holds), "mixed")
 
 
-def _lowest(mask: Mask | None, N: int, M: int, real: Tensor) -> Tensor:
-    """The first key ``(B,)`` that any query sees."""
+def _first_visible(mask: Mask | None, N: int, M: int, real: Tensor) -> Tensor:
+    """Return the first key ``(B,)`` that any query may attend to."""
     spans, dense = (None, None) if mask is None else mask.lower(N, M)
     if mask is not None and dense is not None:
         seen = mask.dense(N, M).expand(len(real), -1, N, M)[:, 0] & real[..., None]
@@ -316,7 +347,7 @@ def _lowest(mask: Mask | None, N: int, M: int, real: Tensor) -> Tensor:
 
 
 def is_separator(token: str) -> bool:
-    """Whether a token is a mark or one that ends a part."""
+    """Return whether a token is punctuation or a special token that ends a part of the text."""
     return _SEPARATOR.fullmatch(token.replace("##", "").lstrip("▁Ġ ").rstrip()) is not None
 
 
@@ -325,7 +356,7 @@ def _separators(tokens: Tokens, B: int, M: int) -> Tensor:
     if not all(isinstance(text, (list, tuple)) and all(isinstance(token, str) for token in text) for text in texts):
         raise TypeError("heads: tokens must be a list of strings, or a list of such lists, one for each batch element")
     if len(texts) != B:
-        raise ValueError(f"heads: tokens of {len(texts)} texts for {B} batch elements; give a list for each")
+        raise ValueError(f"heads: tokens of {len(texts)} texts for {B} batch elements; give one list for each element")
     marks = torch.zeros(B, M, dtype=torch.bool)
     for row, text in zip(marks, texts, strict=True):
         if len(text) > M:
@@ -335,9 +366,9 @@ def _separators(tokens: Tokens, B: int, M: int) -> Tensor:
 
 
 def _occurrences(ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Every two places of one token, the later and the earlier, with at most some others of it between them."""
+    """Return the positions of pairs of equal tokens, the later and the earlier, at most ``_OCCURRENCES`` apart."""
     place = real.nonzero()[:, 0]
-    place = place[torch.argsort(ids[place], stable=True)]  # occurrences of one token side by side, in their order
+    place = place[torch.argsort(ids[place], stable=True)]  # equal tokens side by side, in their order
     token = ids[place]
     later, earlier = [place[:0]], [place[:0]]
     for step in range(1, min(_OCCURRENCES, len(place) - 1) + 1):

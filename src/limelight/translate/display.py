@@ -1,8 +1,7 @@
-"""``limelight translate``: a translation and its alignment, on a terminal, as JSON and as a page."""
+"""The output of ``limelight translate``: a translation and its alignment, on a terminal, as JSON and as a page."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,59 +11,61 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from limelight.lens import strict_json
 from limelight.lens.alignment import Alignment, align
 from limelight.lens.page import page
 from limelight.lens.reading import Reading
-from limelight.translate import Sentence, Translation, Translator
+from limelight.translate.translator import Sentence, Translation, Translator
 from limelight.viz.characters import Picture
 from limelight.viz.heatmaps import put
 from limelight.viz.tables import messages_console, wide_console
+from limelight.viz.text import printable
 
 _SHOWN = 4  # sentences whose alignment is drawn
-_TOGETHER = 256  # lines of a file: sentences of like length are found among them
+_TOGETHER = 256  # lines of a file that are translated together, so that batches have sentences of similar length
 
 
 def reading_of(sentence: Sentence) -> Reading:
-    """What the model attended to, with what it wrote beside the cross-attention."""
+    """Return the attention of the translation of a sentence, with the tokens of both languages."""
     written = sentence.tokens
     tokens = {"encoder": sentence.source_tokens, "decoder": ["<pad>", *written[:-1]], "written": written}
-    plain = {stack: [_plain(t) for t in names] for stack, names in tokens.items()}
+    plain = {stack: [_without_marker(t) for t in names] for stack, names in tokens.items()}
     return Reading(f"{sentence.source} → {sentence.text}", plain, sentence.record)
 
 
-def _plain(token: str) -> str:
+def _without_marker(token: str) -> str:
     return token.removeprefix("▁") or "▁"
 
 
 def alignment_of(sentence: Sentence) -> Alignment:
-    """Between the words of a sentence and of its translation."""
+    """Return the alignment between the words of a sentence and those of its translation."""
     return align(sentence.record, sentence.tokens, sentence.source_tokens)
 
 
 def show(translation: Translation, top: int, html: str | None, as_json: bool) -> None:
-    """Prints the translation, and what it looked at while it wrote every word."""
+    """Print the translation, and the source words that each word was written from; write the page."""
     messages = messages_console()
     for note in translation.notes:
-        messages.print(f"note: {note}", style="yellow")
+        messages.print(printable(f"note: {note}"), style="yellow")
     aligned = [alignment_of(sentence) for sentence in translation.sentences]
-    try:  # neither is lost where the other fails
+    try:  # a page that cannot be written does not keep the rest from being printed
         if html and aligned:
             readings = [reading_of(sentence) for sentence in translation.sentences]
             texts = [(reading, reading.heads()) for reading in readings]
             Path(html).write_text(page(texts, (aligned[0].call, aligned[0].head)), encoding="utf-8")
-            messages.print(f"{html} has every layer and head.")
+            messages.print(printable(f"{html} has every layer and head."))
         elif html:
-            messages.print(f"note: nothing was translated, so there is no {html}", style="yellow")
+            messages.print(printable(f"note: nothing was translated, so {html} was not written"), style="yellow")
     finally:
         if as_json:
-            print(json.dumps(_as_dict(translation, aligned, top), ensure_ascii=False))
+            print(strict_json.dumps(_as_dict(translation, aligned, top)))
         else:
             _draw(translation.text, aligned, top, messages)
 
 
 def _draw(text: str, aligned: list[Alignment], top: int, messages: Console) -> None:
     console = wide_console()
-    print(text)
+    print(printable(text))
     for one in aligned[:_SHOWN]:
         console.print()
         where = f"cross-attention of layer {one.call.layer}, head {one.head}"
@@ -88,7 +89,6 @@ def _table(one: Alignment, top: int) -> Table:
 
 def _as_dict(translation: Translation, aligned: list[Alignment], top: int) -> dict[str, Any]:
     def of_sentence(sentence: Sentence, one: Alignment) -> dict[str, Any]:
-        links = ((one.written[i], one.read[j], i, j, weight) for i, j, weight in one.links(top))
         return {
             "source": sentence.source,
             "text": sentence.text,
@@ -97,10 +97,17 @@ def _as_dict(translation: Translation, aligned: list[Alignment], top: int) -> di
             "scores": sentence.scores,
             "doubtful": sentence.doubtful,
             "alignment": {
-                **{"module": one.call.name, "layer": one.call.layer, "head": one.head},
-                **{"written": one.written, "read": one.read, "weights": one.weights.tolist()},
+                "module": one.call.name,
+                "layer": one.call.layer,
+                "head": one.head,
+                "written": one.written,
+                "read": one.read,
+                "weights": one.weights.tolist(),
             },
-            "links": [dict(zip(("from", "to", "query", "key", "weight"), link, strict=True)) for link in links],
+            "links": [
+                {"from": one.written[i], "to": one.read[j], "query": i, "key": j, "weight": weight}
+                for i, j, weight in one.links(top)
+            ],
         }
 
     sentences = [of_sentence(*both) for both in zip(translation.sentences, aligned, strict=True)]
@@ -108,23 +115,24 @@ def _as_dict(translation: Translation, aligned: list[Alignment], top: int) -> di
 
 
 def translate_lines(translator: Translator, text: str, beams: int) -> None:
-    """One line of translation for each line; what there is to say, and the progress, on the standard error.
+    """Print a line of translation for each line; notes and progress go to the standard error.
 
-    What is translated is printed at once, so that nothing of it is lost where the rest is interrupted.
+    Every part is printed as soon as it is translated, so that an interruption loses nothing of it.
     """
     messages = messages_console()
     lines = text.removesuffix("\n").split("\n") if text else []
     columns = (TextColumn("translating"), BarColumn(), MofNCompleteColumn(), TextColumn("lines"), TimeRemainingColumn())
-    options: dict[str, Any] = {"transient": True, "redirect_stdout": False, "disable": not messages.is_terminal}
-    with Progress(*columns, console=messages, **options) as bar:
+    with Progress(
+        *columns, console=messages, transient=True, redirect_stdout=False, disable=not messages.is_terminal
+    ) as bar:
         task = bar.add_task("", total=len(lines))
         for begin in range(0, len(lines), _TOGETHER):
             part = translator.translate_all(lines[begin : begin + _TOGETHER], beams=beams)
-            bar.stop()  # lest it be in the way on a terminal
+            bar.stop()  # so that the bar and the translations do not overwrite each other
             for number, translation in enumerate(part, begin + 1):
-                print(" ".join(translation.text.split("\n")))
+                print(printable(" ".join(translation.text.split("\n"))))
                 for note in translation.notes:
-                    messages.print(f"line {number}: {note}", style="yellow")
+                    messages.print(printable(f"line {number}: {note}"), style="yellow")
             sys.stdout.flush()
             bar.start()
             bar.advance(task, len(part))

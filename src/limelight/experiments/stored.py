@@ -1,4 +1,4 @@
-"""Attention in the naive way, to compare with."""
+"""Attention that stores its weights, to compare with."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def stored_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """PyTorch's own, which makes the whole matrix."""
+    """Compute PyTorch's own attention with the whole n × n matrix in memory."""
     with sdpa_kernel(SDPBackend.MATH):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
+from limelight.cli.explore import explore
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -273,3 +275,6 @@ def _tokens(named: dict[str, Any]) -> Any:
     if isinstance(tokens, list) and len(tokens) == 2 and all(isinstance(t, list) for t in tokens):
         return tuple(tokens)
     return tokens
+
+
+main.add_command(explore)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +12,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from limelight import lens
 from limelight.lens.calls import Call
 from limelight.lens.heads import Heads
-from limelight.lens.page import page
 from limelight.lens.reading import Link, Reading
 from limelight.viz.heatmaps import short
 from limelight.viz.tables import messages_console, wide_console
@@ -43,7 +42,7 @@ def look(
     explicit = head is not None
     call, head = seen.most_telling(head)
     progress = _progress(messages, max(map(len, reading.tokens.values())))
-    report = (everything if html else seen).heads(progress("heads"))
+    report = seen.heads(progress("heads"))
     if explicit:
         links = seen.links(call, head, top, trivial=True)
     else:
@@ -52,7 +51,8 @@ def look(
     rows = Heads(row for row in report if layer is None or row["layer"] == layer)
     try:  # neither is lost where the other fails
         if html:
-            Path(html).write_text(page([(everything, report)], (call, head), progress("page")), encoding="utf-8")
+            opens = next(n for n, other in enumerate(everything.record.log) if other is call), head
+            lens.save_page(everything, html, opens=opens, progress=progress("page"))
             messages.print(f"{html} has every layer and head.")
     finally:
         if as_json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -12,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from limelight import lens
 from limelight.lens.alignment import Alignment, align
-from limelight.lens.page import page
 from limelight.lens.reading import Reading
 from limelight.translate import Sentence, Translation, Translator
 from limelight.viz.heatmaps import Picture, put
@@ -49,8 +48,8 @@ def show(translation: Translation, top: int, html: str | None, as_json: bool) ->
     try:  # neither is lost where the other fails
         if html and aligned:
             readings = [reading_of(sentence) for sentence in translation.sentences]
-            texts = [(reading, reading.heads()) for reading in readings]
-            Path(html).write_text(page(texts, (aligned[0].call, aligned[0].head)), encoding="utf-8")
+            call = next(n for n, other in enumerate(readings[0].record.log) if other is aligned[0].call)
+            lens.save_page(readings, html, opens=(call, aligned[0].head))
             messages.print(f"{html} has every layer and head.")
         elif html:
             messages.print(f"note: nothing was translated, so there is no {html}", style="yellow")

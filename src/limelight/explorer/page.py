@@ -24,6 +24,7 @@ _LIMIT = 10 * 10**6  # bytes of a file
 _SIDES = (1024, 512, 256, 128, 64, 32, 16)  # cells of a head, at most, along its longer side
 _MASKED = 65535
 _BYTES = 2 * 4 / 3  # of a cell: 16 bits in base64
+_DESCRIBED = 800  # bytes of a head's measures and names, at most
 
 
 def save_page(
@@ -61,10 +62,9 @@ def page(
     about = subject.about()
     if opens is not None:
         about["opens"] = opens
-    reports = [[_short(row) for row in subject.report(m.number)] for m in subject.matrices]
     script, style = bundle("saved.js"), (FRONT / "style.css").read_text(encoding="utf-8")
-    room = _LIMIT - len(_json({"about": about, "reports": reports}).encode()) - len(script) - len(style) - 20_000
-    side, both = _fitting(subject, room)
+    side, both = _fitting(subject, _LIMIT - len(_json(about).encode()) - len(script.encode()) - len(style.encode()))
+    reports = [[_short(row) for row in subject.report(m.number)] for m in subject.matrices]
     levels = [_level(m.N, m.M, side) for m in subject.matrices]
     for call, level in zip(about["calls"], levels, strict=True):
         call["finest"] = level
@@ -91,7 +91,7 @@ def _fitting(subject: Subject, room: int) -> tuple[int, bool]:
                 level = _level(m.N, m.M, side)
                 rows, cols = -(-m.N // 2**level), -(-m.M // 2**level)
                 cells = rows * cols * (2 if both and level else 1)
-                total += m.B * m.H * (cells * _BYTES + (rows + cols + 129) * 16 / 3 + 300)
+                total += m.B * m.H * (cells * _BYTES + (rows + cols + 129) * 16 / 3 + _DESCRIBED)
             if total <= room:
                 return side, both
     raise ValueError(

@@ -66,8 +66,12 @@ def app(subject: Subject, token: str, port: int, hosts: tuple[str, ...] = ()) ->
 async def _file(request: Request) -> Response:
     """Return one of the page's own files."""
     name = request.path_params.get("path") or "index.html"
-    file = (FRONT / name).resolve()
-    if not file.is_relative_to(FRONT.resolve()) or file.suffix not in _TYPES or not file.is_file():
+    try:
+        file = (FRONT / name).resolve()
+        there = file.is_relative_to(FRONT.resolve()) and file.suffix in _TYPES and file.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        there = False
+    if not there:
         return JSONResponse({"error": "there is no such file"}, 404)
     return Response(await anyio.to_thread.run_sync(file.read_bytes), media_type=_TYPES[file.suffix])
 

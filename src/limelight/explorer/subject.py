@@ -18,6 +18,7 @@ from limelight.lens import Call, Record, heads
 from limelight.lens.reading import Reading
 from limelight.matrix.lazy import Weights
 
+SMALL = 2**22  # weights, over which a pass takes no noticeable time
 _KEPT = 128 * 2**20  # bytes of tiles and statistics
 _REACH = 64  # tokens to either side that the profile by distance shows
 _LISTED = 8  # strongest keys of a query, and queries of a key
@@ -39,8 +40,9 @@ class Head:
         return self.A.shape[-2], self.A.shape[-1]
 
     def is_ready(self, level: int, reduce: str) -> bool:
-        """Tell whether a tile of this level can be had without a pass over the whole matrix."""
-        return level < base_level(*self.size) or (*self.name, "base", reduce) in self.memory
+        """Tell whether a tile of this level can be had without a pass over a large matrix."""
+        N, M = self.size
+        return N * M <= SMALL or level < base_level(N, M) or (*self.name, "base", reduce) in self.memory
 
     def tile(self, level: int, row: int, col: int, reduce: str) -> Floats:
         """Return the cells of a tile; −1 where nothing in a cell is allowed."""
@@ -288,7 +290,7 @@ def _last(tokens: Texts | None, N: int, M: int) -> Texts | None:
 
 
 def _nested(tokens: Texts) -> bool:
-    return len(tokens) > 0 and not isinstance(tokens[0], str)
+    return len(tokens) > 0 and isinstance(tokens[0], (list, tuple))
 
 
 def _by_batch(side: str, tokens: Texts | None, B: int, n: int) -> list[Sequence[str]] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -142,7 +141,7 @@ class Allowed:
     def cells(self, part: Rectangle, cell: int) -> NDArray[np.bool_]:
         """Return which ``cell × cell`` squares of a part hold at least one place that is allowed."""
         rows, cols = -(-(part.bottom - part.top) // cell), -(-(part.right - part.left) // cell)
-        found: NDArray[Any] = np.ones((rows, cols), bool)
+        found: NDArray[np.bool_] = np.ones((rows, cols), bool)
         if self._dense is not None:
             crop = self._dense[part.top : part.bottom, part.left : part.right].cpu().numpy()
             down, across = np.arange(0, crop.shape[0], cell), np.arange(0, crop.shape[1], cell)
@@ -160,8 +159,8 @@ class Allowed:
 
     def row(self, query: int) -> NDArray[np.bool_]:
         """Return which keys a query may attend to."""
-        return self.cells(Rectangle(query, query + 1, 0, self.M), 1)[0]
+        return self.cells(Rectangle(query, query + 1, 0, self.M), 1).reshape(-1)
 
     def column(self, key: int) -> NDArray[np.bool_]:
         """Return which queries may attend to a key."""
-        return self.cells(Rectangle(0, self.N, key, key + 1), 1)[:, 0]
+        return self.cells(Rectangle(0, self.N, key, key + 1), 1).reshape(-1)

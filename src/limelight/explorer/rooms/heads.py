@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from limelight.explorer.questions import Answer, Arguments, question
-from limelight.explorer.subject import Subject
+from limelight.explorer.subject import SMALL, Subject
 
 _CELLS = 64  # of a thumbnail, on a side
 _TOGETHER = 64  # thumbnails of a request
-_SMALL = 1024  # tokens, up to which thumbnails take no noticeable time
 
 
 @question("about")
@@ -18,7 +17,7 @@ def about(subject: Subject, arguments: Arguments) -> Answer:
 
 def _is_slow(subject: Subject, arguments: Arguments) -> bool:
     matrix = arguments.matrix(subject)
-    return max(matrix.N, matrix.M) > _SMALL
+    return matrix.N * matrix.M > SMALL
 
 
 @question("thumbnails", slow=_is_slow)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from limelight.cli import experiment, look, trace, train, translate
+from limelight.cli import experiment, explore, look, trace, train, translate
 from limelight.cli._shared import CommandGroup
 
 
@@ -14,5 +14,12 @@ def main() -> None:
     """Attention that you can see through."""
 
 
-for _command in (trace.command, look.command, translate.command, train.command, experiment.command):
+for _command in (
+    trace.command,
+    look.command,
+    explore.command,
+    translate.command,
+    train.command,
+    experiment.command,
+):
     main.add_command(_command)

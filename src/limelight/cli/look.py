@@ -38,8 +38,9 @@ def command(
     text = read_text(file) if file is not None else text
     if not (text or "").strip():
         raise click.UsageError("the text is empty")
+    from limelight.explorer.page import save_page
     from limelight.lens import terminal
     from limelight.translate import shipped
 
     reading = terminal.read_with_progress(model or shipped(), text or "")
-    terminal.look(reading, layer, head, top, temperature, html, as_json)
+    terminal.look(reading, layer, head, top, temperature, html, as_json, save_page)

@@ -32,10 +32,11 @@ def command(
         text = read_text(standard_input()).removesuffix("\n")
     if file is None and not (text or "").strip():
         raise click.UsageError("the text is empty")
+    from limelight.explorer.page import save_page
     from limelight.translate import display, load
 
     translator = load(model)
     if file is not None:
         display.translate_lines(translator, read_text(file), beams)
     else:
-        display.show(translator(text or "", beams=beams), top, html, as_json)
+        display.show(translator(text or "", beams=beams), top, html, as_json, save_page)

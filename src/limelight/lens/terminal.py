@@ -14,7 +14,6 @@ from rich.table import Table
 
 from limelight.lens import reading as readings
 from limelight.lens import strict_json
-from limelight.lens.page import page
 from limelight.lens.reading import Link, Reading
 from limelight.lens.record import Call
 from limelight.lens.report import Heads
@@ -50,6 +49,7 @@ def look(
     temperature: float | None,
     html: str | None,
     as_json: bool,
+    save_page: Callable[..., None],
 ) -> None:
     """Print the report on heads, the strongest links and a heatmap of one head; write the page."""
     messages = messages_console()
@@ -61,7 +61,7 @@ def look(
     explicit = head is not None
     progress = _progress_bars(messages, max(map(len, reading.tokens.values())))
     call, head = selected.most_telling(head, progress("links"))
-    report = (everything if html else selected).heads(progress("heads"))
+    report = selected.heads(progress("heads"))
     if explicit:
         links = selected.links(call, head, top, trivial=True)
     else:
@@ -70,7 +70,8 @@ def look(
     rows = Heads(row for row in report if layer is None or row["layer"] == layer)
     try:  # a page that cannot be written does not keep the rest from being printed
         if html:
-            Path(html).write_text(page([(everything, report)], (call, head), progress("page")), encoding="utf-8")
+            opens = next(n for n, other in enumerate(everything.record.log) if other.name == call.name)
+            save_page(everything, html, opens=(opens, head), progress=progress("page"))
             messages.print(printable(f"{html} has every layer and head."))
     finally:
         if as_json:

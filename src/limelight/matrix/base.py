@@ -126,6 +126,10 @@ class Weights:
         """
         raise NotImplementedError
 
+    def batched(self) -> Weights:
+        """The same matrix with exactly one batch axis, ``(batch, heads, queries, keys)``."""
+        raise NotImplementedError
+
     @property
     def T(self) -> Transposed:
         """``Aᵀ``, for products from queries back to keys."""

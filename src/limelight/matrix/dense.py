@@ -63,6 +63,10 @@ class DenseWeights(Weights):
         part = self._matrix[at]
         return DenseWeights(part if head is None else part[head][None])
 
+    def batched(self) -> Weights:
+        """The same matrix with exactly one batch axis."""
+        return DenseWeights(batched(self._matrix))
+
     def __matmul__(self, v: Tensor) -> Tensor:
         """Attention: ``A v``, ``(…, heads, queries, width)``."""
         *lead, H, _, M = self.shape

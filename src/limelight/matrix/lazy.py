@@ -85,6 +85,13 @@ class LazyWeights(Weights):
             chosen._keep(Normalisers(*(x.contiguous() for x in part)))
         return chosen
 
+    def batched(self) -> Weights:
+        """The same matrix with exactly one batch axis."""
+        p = self._problem
+        found = LazyWeights(Problem(p.q, p.k, p.spec))
+        found._kept = self._kept
+        return found
+
     def __matmul__(self, v: Tensor) -> Tensor:
         """Attention: ``A v`` in one streaming pass, which keeps the normalisers of the rows for later statistics."""
         out, found = attention_with_normalisers(self._problem, self._problem.check_values(v))

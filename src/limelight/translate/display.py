@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -13,7 +13,6 @@ from rich.table import Table
 
 from limelight.lens import strict_json
 from limelight.lens.alignment import Alignment, align
-from limelight.lens.page import page
 from limelight.lens.reading import Reading
 from limelight.translate.translator import Sentence, Translation, Translator
 from limelight.viz.characters import Picture
@@ -42,7 +41,7 @@ def alignment_of(sentence: Sentence) -> Alignment:
     return align(sentence.record, sentence.tokens, sentence.source_tokens)
 
 
-def show(translation: Translation, top: int, html: str | None, as_json: bool) -> None:
+def show(translation: Translation, top: int, html: str | None, as_json: bool, save_page: Callable[..., None]) -> None:
     """Print the translation, and the source words that each word was written from; write the page."""
     messages = messages_console()
     for note in translation.notes:
@@ -51,8 +50,8 @@ def show(translation: Translation, top: int, html: str | None, as_json: bool) ->
     try:  # a page that cannot be written does not keep the rest from being printed
         if html and aligned:
             readings = [reading_of(sentence) for sentence in translation.sentences]
-            texts = [(reading, reading.heads()) for reading in readings]
-            Path(html).write_text(page(texts, (aligned[0].call, aligned[0].head)), encoding="utf-8")
+            call = next(n for n, other in enumerate(readings[0].record.log) if other is aligned[0].call)
+            save_page(readings, html, opens=(call, aligned[0].head))
             messages.print(printable(f"{html} has every layer and head."))
         elif html:
             messages.print(printable(f"note: nothing was translated, so {html} was not written"), style="yellow")

@@ -52,13 +52,8 @@ def side_by_side(pictures: Sequence[Picture]) -> str:
     return "\n".join("   ".join(row).rstrip() for row in zip(*blocks, strict=True))
 
 
-def printable(name: str) -> str:
-    """Replace the characters that a terminal would obey instead of showing."""
-    name = name.replace("\n", "↵").replace("\t", "⇥")
-    return "".join(c if c.isprintable() else "�" for c in name)
-
-
 def short(name: str) -> str:
     """Shorten a token to a few printable characters."""
-    name = printable(name) or "∅"
+    name = name.replace("\n", "↵").replace("\t", "⇥") or "∅"
+    name = "".join(c if c.isprintable() else "�" for c in name)
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"

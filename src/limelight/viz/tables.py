@@ -9,7 +9,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from limelight.viz.characters import Picture, printable
+from limelight.viz.characters import Picture
+from limelight.viz.text import one_line
 
 _WIDE = 160  # columns, where the output is not a terminal
 
@@ -32,9 +33,9 @@ def matrix_table(picture: Picture) -> Table:
     table = Table(title=Text(picture.title), box=SIMPLE_HEAD, title_justify="left", title_style="bold")
     table.add_column("")
     for name in picture.cols:
-        table.add_column(Text(printable(name)), justify="right")
+        table.add_column(Text(one_line(name)), justify="right")
     for name, values in zip(picture.rows, picture.matrix.tolist(), strict=True):
-        table.add_row(Text(printable(name)), *(_number(x) for x in values))
+        table.add_row(Text(one_line(name)), *(_number(x) for x in values))
     return table
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +107,8 @@ class _Run:
             missing = int(self.lengths.max()) - self.lengths
             found = self.model(ids, mask=Padding(ids.shape[1] - missing, left=True), first=-missing, last=True)
         logits = found[:, -1].float()
+        if bool(logits.isnan().any()):
+            raise ValueError("generate: the model's logits are NaN; its parameters or its input are not finite")
         for token in getattr(self.model, "never", ()):
             logits[:, token] = -torch.inf
         return logits
@@ -336,8 +338,10 @@ def _real(lengths: Tensor, ids: Tensor) -> Tensor:
 def _stops(model: nn.Module, stop: int | Sequence[int] | None) -> Tensor:
     if stop is None:
         stop = getattr(model, "config", {}).get("eos_token_id")
-    stop = [] if stop is None else [stop] if isinstance(stop, int) else list(stop)
-    return torch.tensor(stop, dtype=torch.long)
+    stop = [] if stop is None else [stop] if isinstance(stop, int) else stop
+    if not isinstance(stop, Iterable) or not all(isinstance(token, int) for token in stop):
+        raise TypeError(f"generate: stop must be the id of a token or a list of ids, not {stop!r}")
+    return torch.tensor(list(stop), dtype=torch.long)
 
 
 def _fill(model: nn.Module, stops: Tensor) -> int:

@@ -10,6 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from limelight.viz.text import printable
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -51,9 +53,9 @@ def matrix_table(title: str, matrix: Tensor, rows: Sequence[str], cols: Sequence
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
     table.add_column("")
     for name in cols:
-        table.add_column(name, justify="right")
+        table.add_column(printable(name), justify="right")
     for name, values in zip(rows, matrix.tolist(), strict=True):
-        table.add_row(name, *(_number(x) for x in values))
+        table.add_row(printable(name), *(_number(x) for x in values))
     return table
 
 
@@ -78,7 +80,7 @@ def trace_tables(trace: Trace) -> RenderableType:
 
 def trace_text(trace: Trace) -> str:
     """The same as plain text."""
-    console = Console(width=max(80, 12 * len(trace.keys)), no_color=True, highlight=False)
+    console = Console(width=max(80, 12 * len(trace.keys)), no_color=True, **_PLAIN)
     with console.capture() as capture:
         console.print(trace_tables(trace))
     return "\n".join(line.rstrip() for line in capture.get().splitlines())

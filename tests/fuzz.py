@@ -183,8 +183,7 @@ def check(root: Path, case: tuple[str, Any]) -> str:
         (work / "pairs.tsv").write_bytes(data)
         try:
             translate.read_pairs(work / "pairs.tsv")
-        except ValueError as error:
-            assert str(error)
+        except ValueError:
             return "error"
         return "success"
     if kind == "matrices":

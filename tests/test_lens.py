@@ -450,6 +450,15 @@ def test_importing_registers_nothing() -> None:
     subprocess.run([sys.executable, "-c", light], check=True)
 
 
+def test_versions_that_are_too_old() -> None:
+    """Before 4.57 there is no registry of masks; one line says which version is needed."""
+    code = "import sys; sys.modules['transformers.masking_utils'] = None; import limelight.lens.hf.registration"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: limelight reads models of transformers with transformers 4.57 or later")
+    assert f"transformers {tf.__version__} is installed" in last
+
+
 def test_what_is_kept() -> None:
     model, given = build("bert"), inputs("bert")
     with torch.no_grad(), ll.watch(model) as whole:

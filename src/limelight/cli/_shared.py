@@ -1,4 +1,4 @@
-"""What the commands share: options, reading input, and errors in one line."""
+"""Shared parts of the commands: options, reading input, and errors in one line."""
 
 from __future__ import annotations
 

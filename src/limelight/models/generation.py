@@ -300,13 +300,15 @@ def _beam_search(
             if len(ended[b]) < beams or step == max_new_tokens:
                 going = zip(total[b].tolist(), all_ids[b * beams : (b + 1) * beams], strict=True)
                 ended[b] += [(x / step**length_penalty, whole) for x, whole in going if x > -torch.inf]
+    out = _best_hypotheses(ended, fill)
+    return out if prompts is None else _align_starts(out, begun - prompts, fill)
+
+
+def _best_hypotheses(ended: list[list[tuple[float, Tensor]]], fill: int) -> Tensor:
+    """Return the best hypothesis of each sequence, ``(B, length)``, padded with ``fill``."""
     chosen = [max(found, key=lambda x: x[0])[1] for found in ended]
     longest = max(map(len, chosen))
-    out = torch.stack([nn.functional.pad(x, (0, longest - len(x)), value=fill) for x in chosen])
-    if prompts is None:
-        return out
-    assert begun == int(prompts.max())
-    return _align_starts(out, begun - prompts, fill)
+    return torch.stack([nn.functional.pad(x, (0, longest - len(x)), value=fill) for x in chosen])
 
 
 def _settled(

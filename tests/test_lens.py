@@ -19,6 +19,7 @@ from limelight.lens import relation
 from limelight.lens.hf import registration
 from limelight.lens.hf.masks import SpanMask, span_mask
 
+NEW = int(tf.__version__.split(".")[0]) >= 5
 SMALL = {
     **{"vocab_size": 101, "hidden_size": 48, "intermediate_size": 61, "num_hidden_layers": 2},
     "num_attention_heads": 6,
@@ -265,16 +266,20 @@ def test_masks_of_ones_own(kind: str) -> None:
 def _patterns() -> dict[str, Any]:
     ids = torch.tensor([[0] * 5 + [1] * 8, [0] * 9 + [1] * 4])
     m = masking_utils
-    return {
+    patterns = {
         "causal": m.causal_mask_function,
-        "both ways": m.bidirectional_mask_function,
         "sliding": m.sliding_window_causal_mask_function(4),
-        "sliding both ways": m.sliding_window_bidirectional_mask_function(3),
         "chunks": m.chunked_causal_mask_function(5, torch.tensor([0, 2])),
         "packed": m.and_masks(m.causal_mask_function, m.packed_sequence_mask_function(ids)),
-        "blocks": m.or_masks(m.causal_mask_function, m.blockwise_overlay(ids - 1)),
         "own": lambda b, h, q, k: (k <= q) & ((q - k) % 7 < 5),
     }
+    if NEW:
+        patterns |= {
+            "both ways": m.bidirectional_mask_function,
+            "sliding both ways": m.sliding_window_bidirectional_mask_function(3),
+            "blocks": m.or_masks(m.causal_mask_function, m.blockwise_overlay(ids - 1)),
+        }
+    return patterns
 
 
 @pytest.mark.parametrize("padded", ["none", "right", "left", "holes"])
@@ -290,7 +295,7 @@ def test_mask_functions(pattern: str, padded: str) -> None:
         mask[0, 3:5] = mask[1, 8] = mask[1, 10:] = False
     arguments: dict[str, Any] = {
         "batch_size": 2,
-        "q_length": 13,
+        **({"q_length": 13} if NEW else {"cache_position": torch.arange(13)}),
         "kv_length": 13,
         "mask_function": _patterns()[pattern],
     }
@@ -443,6 +448,15 @@ def test_importing_registers_nothing() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     light = "import limelight as ll, sys; ll.watch; assert 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", light], check=True)
+
+
+def test_versions_that_are_too_old() -> None:
+    """Before 4.57 there is no registry of masks; one line says which version is needed."""
+    code = "import sys; sys.modules['transformers.masking_utils'] = None; import limelight.lens.hf.registration"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: limelight reads models of transformers with transformers 4.57 or later")
+    assert f"transformers {tf.__version__} is installed" in last
 
 
 def test_what_is_kept() -> None:

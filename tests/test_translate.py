@@ -315,7 +315,7 @@ def test_vocabularies_that_are_none(toy: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no tokenizer\.json"):
         translate.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{[", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"tokenizer\.json is no vocabulary"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
         translate.load(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""What the commands share: options, reading input, and errors in one line."""
+"""Shared parts of the commands: options, reading input, and errors in one line."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ class CommandGroup(click.Group):
             click.echo(f"Error: the output could not be written: {error.strerror}", err=True)
             _exit_without_output(1)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Parse the arguments, with errors in one line."""
+        with one_line_errors():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command, with errors in one line."""
         with one_line_errors():
@@ -58,8 +63,15 @@ def one_line_errors() -> Iterator[None]:
     expected = (ImportError, OSError, TypeError, ValueError, MemoryError, OverflowError, RecursionError, RuntimeError)
     try:
         yield
-    except (click.ClickException, click.Abort, click.exceptions.Exit):
+    except (click.Abort, click.exceptions.Exit):
         raise
+    except click.ClickException as error:  # may quote an argument with line breaks or escape sequences
+        text = error.format_message()
+        if (line := _one_line(text)) == text:
+            raise
+        if isinstance(error, click.UsageError):
+            raise click.UsageError(line, ctx=error.ctx) from None
+        raise click.ClickException(line) from None
     except UnicodeEncodeError as error:
         raise click.ClickException(_encoding_error(error)) from None
     except OSError as error:
@@ -75,7 +87,7 @@ def _encoding_error(error: UnicodeEncodeError) -> str:
     return f"the output's encoding, {error.encoding}, has no {character!a}; set PYTHONIOENCODING=utf-8"
 
 
-def _one_line(error: BaseException) -> str:
+def _one_line(error: BaseException | str) -> str:
     from limelight.viz.text import one_line
 
     return one_line(str(error)) or f"{type(error).__name__}, without a message"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, track
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn, track
 from rich.table import Table
 
 from limelight.lens import reading as readings
@@ -28,16 +28,23 @@ _DENSE_JSON = 2**16  # weights of a head that are written to JSON as they are; l
 
 def read_with_progress(folder: str | Path, text: str) -> Reading:
     """Read a text with the model in a folder, with a progress bar and the remaining time on the standard error."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(elapsed_when_finished=True))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("remaining"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=messages_console(), transient=True) as bar:
         tasks: dict[str, Any] = {}
 
         def advance(what: str, done: int, total: int) -> None:
             if what not in tasks:
+                bar.update(loading, visible=False)
                 tasks[what] = bar.add_task(what, total=total)
             bar.update(tasks[what], completed=done)
 
-        tasks["loading"] = bar.add_task("loading", total=None)
+        loading = bar.add_task("loading", total=None)
         return readings.read(folder, text, progress=advance)
 
 

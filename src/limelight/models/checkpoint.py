@@ -46,6 +46,7 @@ _WITH_HEADS = {
     "t5": "T5ForConditionalGeneration",
 }
 _HEAD_TENSORS = ("lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight", "cls.predictions.bias")
+_DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
 # Tensors outside the layers have these names without a prefix; those that a model has no use for are left out.
 _OUTPUT_HEADS = ("lm_head.", "cls.", "embed_out.", "final_logits_bias", "classifier.", "qa_outputs.", "score.")
 
@@ -75,9 +76,10 @@ def load(folder: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
     tensors = _without_prefix(_read_weights(folder), architecture.PREFIX)
     try:
         config = _completed(config, folder, tensors, architecture)
-        maps = architecture.tensors(config)
         with torch.device("meta"):  # shapes without memory: a wrong configuration may ask for terabytes
-            _check_shapes(architecture.build(config), maps, tensors)
+            empty = architecture.build(config)
+        maps = architecture.tensors(config)
+        _check_shapes(empty, maps, tensors)
         model: nn.Module = architecture.build(config)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
@@ -146,6 +148,9 @@ def _completed(
     """Return the configuration with what it leaves to the tensors and to ``generation_config.json``."""
     config = {**config, "architectures": architectures(config)}
     kind = config["model_type"]
+    for name in _DEPTHS:  # before as many layers are built
+        if isinstance(depth := config.get(name), int) and depth > len(tensors):
+            raise ValueError(f"config.json: {name} = {shown(depth)}, and the checkpoint has {len(tensors)} tensors")
     heads = [name for name in _HEAD_TENSORS if name in tensors]
     if not config["architectures"]:
         config["architectures"] = _guess_class(kind, heads, tensors)

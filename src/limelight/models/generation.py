@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +107,8 @@ class _Run:
             missing = int(self.lengths.max()) - self.lengths
             found = self.model(ids, mask=Padding(ids.shape[1] - missing, left=True), first=-missing, last=True)
         logits = found[:, -1].float()
+        if bool(logits.isnan().any()):
+            raise ValueError("generate: the model's logits are NaN; its parameters or its input are not finite")
         for token in getattr(self.model, "never", ()):
             logits[:, token] = -torch.inf
         return logits
@@ -298,13 +300,15 @@ def _beam_search(
             if len(ended[b]) < beams or step == max_new_tokens:
                 going = zip(total[b].tolist(), all_ids[b * beams : (b + 1) * beams], strict=True)
                 ended[b] += [(x / step**length_penalty, whole) for x, whole in going if x > -torch.inf]
+    out = _best_hypotheses(ended, fill)
+    return out if prompts is None else _align_starts(out, begun - prompts, fill)
+
+
+def _best_hypotheses(ended: list[list[tuple[float, Tensor]]], fill: int) -> Tensor:
+    """Return the best hypothesis of each sequence, ``(B, length)``, padded with ``fill``."""
     chosen = [max(found, key=lambda x: x[0])[1] for found in ended]
     longest = max(map(len, chosen))
-    out = torch.stack([nn.functional.pad(x, (0, longest - len(x)), value=fill) for x in chosen])
-    if prompts is None:
-        return out
-    assert begun == int(prompts.max())
-    return _align_starts(out, begun - prompts, fill)
+    return torch.stack([nn.functional.pad(x, (0, longest - len(x)), value=fill) for x in chosen])
 
 
 def _settled(
@@ -336,8 +340,10 @@ def _real(lengths: Tensor, ids: Tensor) -> Tensor:
 def _stops(model: nn.Module, stop: int | Sequence[int] | None) -> Tensor:
     if stop is None:
         stop = getattr(model, "config", {}).get("eos_token_id")
-    stop = [] if stop is None else [stop] if isinstance(stop, int) else list(stop)
-    return torch.tensor(stop, dtype=torch.long)
+    stop = [] if stop is None else [stop] if isinstance(stop, int) else stop
+    if not isinstance(stop, Iterable) or not all(isinstance(token, int) for token in stop):
+        raise TypeError(f"generate: stop must be the id of a token or a list of ids, not {stop!r}")
+    return torch.tensor(list(stop), dtype=torch.long)
 
 
 def _fill(model: nn.Module, stops: Tensor) -> int:

@@ -54,7 +54,7 @@ def matrix_tables(pictures: Sequence[Picture]) -> RenderableType:
 def tables_as_text(pictures: Sequence[Picture]) -> str:
     """Write the tables as plain text."""
     widest = max((len(picture.cols) for picture in pictures), default=0)
-    console = Console(width=max(80, 12 * widest), no_color=True, highlight=False)
+    console = Console(width=max(80, 12 * widest), no_color=True, highlight=False, markup=False, emoji=False)
     with console.capture() as capture:
         console.print(matrix_tables(pictures))
     return "\n".join(line.rstrip() for line in capture.get().splitlines())

@@ -28,7 +28,7 @@ def load_model(folder: Path, config: dict[str, Any]) -> nn.Module:
     from transformers import AutoModel, AutoModelForSeq2SeqLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    if kind not in CONFIG_MAPPING:
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         code = "; it asks to run Python code of the folder (auto_map), which limelight never does" * (
             "auto_map" in config
         )

@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from limelight.core.biases import Bias, DenseBias, Relative
@@ -189,7 +190,7 @@ def refuse_own_attention(model: nn.Module) -> None:
     kind, name = part.config.model_type, type(part).__name__
     ours = f"limelight.models.load(folder) gives a {kind} model that can be watched, and "
     raise ValueError(
-        f"{name} computes attention itself and does not ask transformers' registry: "
+        f"{name} of transformers {transformers.__version__} computes attention itself and does not ask its registry: "
         f"{ours if kind in ARCHITECTURES else ''}watch(model, dense=True) reads its eager weights"
     )
 

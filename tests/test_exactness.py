@@ -29,7 +29,7 @@ def check(p: dict[str, Any], backend: str) -> None:
     assert_within(got, want, sums + logit_rounding(p) * size + EPS[got.dtype] / 2 * size)
 
 
-@settings(max_examples=examples(800))
+@settings(max_examples=examples(400))
 @given(problems((torch.float32, torch.float32, *HALVES, torch.float64)))
 def test_native_equals_the_reference(p: dict[str, Any]) -> None:
     check(p, "native")

@@ -293,15 +293,15 @@ def test_a_saved_page_holds_the_weights(tmp_path: Path) -> None:
 
 def test_a_saved_page_has_at_most_ten_megabytes(tmp_path: Path) -> None:
     g = torch.Generator().manual_seed(0)
-    A = ll.weights(torch.randn(1, 40, 601, 8, generator=g), torch.randn(1, 40, 601, 8, generator=g))
+    A = ll.weights(torch.randn(1, 16, 601, 8, generator=g), torch.randn(1, 16, 601, 8, generator=g))
     ll.lens.save_page(A, tmp_path / "page.html")
     assert 10**6 < (tmp_path / "page.html").stat().st_size <= 10**7
     data = data_of(tmp_path / "page.html")
     level = data["about"]["calls"][0]["finest"]
     assert level > 0
     assert f"{2**level} × {2**level} weights" in data["about"]["note"]
-    cells = pooled(A.dense()[0, 17].double().numpy(), 2**level, "mean")
-    np.testing.assert_allclose(unpacked(data["heads"]["0/0/17"]["mean"], cells.shape), cells, rtol=1e-3)
+    cells = pooled(A[0, 13].double().numpy(), 2**level, "mean")
+    np.testing.assert_allclose(unpacked(data["heads"]["0/0/13"]["mean"], cells.shape), cells, rtol=1e-3)
     many = ll.weights(torch.randn(1, 9000, 40, 1), torch.randn(1, 1, 40, 1))
     with pytest.raises(ValueError, match="9000 heads are more than a page"):
         save_page(many, tmp_path / "never.html")

@@ -22,6 +22,7 @@ export async function start(root, source, { embedded = false } = {}) {
 class App {
   constructor(root, source, about, embedded) {
     Object.assign(this, { root, source, embedded, subject: new Subject(source, about) });
+    root.explorer = this; // for scripts and tests
     this.rooms = ROOMS.filter((room) => room.suits(this));
     this.reduced = matchMedia("(prefers-reduced-motion: reduce)");
     this.state = this.#valid(embedded ? { room: "" } : address.read(location.hash));

@@ -73,7 +73,9 @@ class MapRoom {
     const layers = !other ? [own] : other.how === "difference" ? [new DifferenceLayer(own, layer(other.call, other.head))] : [own, layer(other.call, other.head)];
     this.viewport.resize({ queries, keys });
     this.shown = layers.map((one, n) => this.#plot(one, n === 0 ? [call, head] : [other.call, other.head]));
+    const focused = this.plots.contains(document.activeElement);
     this.plots.replaceChildren(...this.shown.map((plot) => plot.box));
+    if (focused) this.shown[0].canvas.focus({ preventScroll: true });
     this.plots.classList.toggle("two", layers.length > 1);
     this.high = undefined;
     this.shown.forEach((plot) => plot.measure());

@@ -71,6 +71,7 @@ class MapRoom {
     const layer = (c, n) => new HeadLayer(app, { call: c, head: n, batch, reduce }, () => this.#arrived());
     const { other } = this, own = layer(call, head);
     const layers = !other ? [own] : other.how === "difference" ? [new DifferenceLayer(own, layer(other.call, other.head))] : [own, layer(other.call, other.head)];
+    this.text.element.hidden = !this.names.key;
     this.viewport.resize({ queries, keys });
     this.shown = layers.map((one, n) => this.#plot(one, n === 0 ? [call, head] : [other.call, other.head]));
     const focused = this.plots.contains(document.activeElement);

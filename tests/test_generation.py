@@ -175,14 +175,14 @@ def test_errors() -> None:
         models.generate(model, x, temperature=1.0, top_p=1.5)
     with pytest.raises(ValueError, match="beam search takes no temperature"):
         models.generate(model, x, beams=2, temperature=1.0)
-    with pytest.raises(ValueError, match="33 positions, and there are learned ones for 32; shorten the text"):
+    with pytest.raises(ValueError, match="needs 33 positions, and the model has learned 32; shorten the text"):
         models.generate(model, x, max_new_tokens=40, stop=[])
     headless = models.build({**model.config, "architectures": ["GPT2Model"]})
     with pytest.raises(ValueError, match="the model has no language-model head"):
         models.generate(headless, x)
-    with pytest.raises(ValueError, match="with a cache, padding comes first"):
+    with pytest.raises(ValueError, match="a cache needs padding on the left"):
         model(x, mask=ll.Padding([2]), cache=ll.KVCache())
     with pytest.raises(TypeError, match=r"wrap the tensor as Dense\(tensor\)"):
         model(x, mask=torch.ones(1, 3))
-    with pytest.raises(TypeError, match="Linear gives no logits of next tokens"):
+    with pytest.raises(TypeError, match="Linear does not predict next tokens"):
         models.generate(torch.nn.Linear(2, 2), x)

@@ -15,8 +15,9 @@ import transformers as tf
 from transformers import masking_utils
 
 import limelight as ll
-from limelight.lens import huggingface, relation
-from limelight.lens.hf.masks import Visible, visible_mask
+from limelight.lens import relation
+from limelight.lens.hf import registration
+from limelight.lens.hf.masks import SpanMask, span_mask
 
 SMALL = {
     **{"vocab_size": 101, "hidden_size": 48, "intermediate_size": 61, "num_hidden_layers": 2},
@@ -180,7 +181,7 @@ def test_a_real_model(minilm: Path) -> None:
 @pytest.mark.parametrize("name", CAUSAL)
 def test_generation(name: str, cache: str, padded: str) -> None:
     """The same tokens with every cache, and the weights of every step."""
-    huggingface.register()
+    registration.register()
     model, given = build(name), inputs(name, padded, n=13)
     options = {"do_sample": False, "max_new_tokens": 9, "min_new_tokens": 9, "return_dict_in_generate": True}
     if cache == "static":
@@ -253,7 +254,7 @@ def test_masks_of_ones_own(kind: str) -> None:
     model.set_attn_implementation("eager")
     with torch.no_grad():
         expected = model(ids, attention_mask=mask).logits
-        huggingface.register()
+        registration.register()
         model.set_attn_implementation("limelight")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ll.SlowPathWarning)
@@ -294,16 +295,16 @@ def test_mask_functions(pattern: str, padded: str) -> None:
         "mask_function": _patterns()[pattern],
     }
     arguments |= {"attention_mask": None if padded == "none" else mask, "allow_is_causal_skip": False}
-    found = visible_mask(**arguments)
-    assert isinstance(found, Visible)
-    assert torch.equal(found.numbers(), masking_utils.sdpa_mask(**arguments))
-    assert torch.equal(found[:, :, 2:, :7], found.numbers()[:, :, 2:, :7])  # it becomes one where it must
+    found = span_mask(**arguments)
+    assert isinstance(found, SpanMask)
+    assert torch.equal(found.dense(), masking_utils.sdpa_mask(**arguments))
+    assert torch.equal(found[:, :, 2:, :7], found.dense()[:, :, 2:, :7])  # it becomes one where it must
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "gpt_oss", "bert"])
 def test_training(name: str) -> None:
     """Gradients of all parameters, with padding."""
-    huggingface.register()
+    registration.register()
     model, given = build(name), inputs(name, "right")
     real = given["attention_mask"].bool()
     gradients = {}
@@ -428,7 +429,7 @@ def test_an_exception_leaves_the_model_as_it_was() -> None:
             raise RuntimeError("stop")
         assert [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in each.modules()] == hooks
     assert model.config._attn_implementation == "eager"
-    assert not huggingface.witnesses
+    assert not registration.recorders
     assert not any("attend" in vars(module) for module in ours.modules())
     assert all(m._packs for m in ours.modules() if isinstance(m, ll.nn.Encoder))
 
@@ -462,7 +463,7 @@ def test_what_is_kept() -> None:
     with torch.no_grad(), ll.watch(model, keep={"top": 3}) as answers:
         model(**given)
     assert answers[name].top.indices.shape == (3, 6, 23, 3)
-    with pytest.warns(UserWarning, match="1 attention calls were left out"), ll.watch(model, limit=1e-6) as little:
+    with pytest.warns(UserWarning, match="1 attention calls were dropped"), ll.watch(model, limit=1e-6) as little:
         model(**given)
     assert len(little) == 1
     assert little.missed == 1
@@ -475,8 +476,26 @@ def test_what_is_kept() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             ll.watch(model, **wrong)
-    with pytest.raises(KeyError, match=r"there are encoder\.layer\.0"):
+    with pytest.raises(KeyError, match=r"recorded modules: encoder\.layer\.0"):
         whole["encoder"]
+
+
+def test_the_record_of_a_translation_reports_on_its_heads() -> None:
+    """It is the same class as that of ``watch``, with the same report."""
+    from limelight import translate
+
+    translator = translate.load()
+    sentence = translator("The cat is sleeping.").sentences[0]
+    record = translator("The cat is sleeping.").record
+    assert type(record) is ll.lens.Record
+    source, target = sentence._ids
+    with torch.no_grad(), ll.watch(translator.model) as watched:
+        translator.model(source, target[:, :-1])
+    assert type(watched) is type(record)
+    report, expected = record.heads(), watched.heads()
+    assert len(report) == len(expected) == sum(call.shape[1] for call in watched.log)
+    assert [row["label"] for row in report] == [row["label"] for row in expected]
+    assert report[0]["entropy"] == pytest.approx(expected[0]["entropy"], abs=1e-5)
 
 
 def test_a_gradient_flows_through_the_record() -> None:
@@ -614,12 +633,12 @@ def test_a_mask_for_fewer_keys_than_there_are() -> None:
 def test_what_was_not_seen_is_said() -> None:
     ids = inputs("llama")["input_ids"]
     mamba = tf.MambaModel(tf.MambaConfig(vocab_size=101, hidden_size=16, num_hidden_layers=1, state_size=4)).eval()
-    with torch.no_grad(), pytest.warns(UserWarning, match="no attention was seen"), ll.watch(mamba):
+    with torch.no_grad(), pytest.warns(UserWarning, match="no attention was recorded"), ll.watch(mamba):
         mamba(ids)
     own = torch.nn.MultiheadAttention(12, 3, batch_first=True)
     x = torch.randn(2, 5, 12)
     with (
-        pytest.warns(UserWarning, match="did not see what they attend to"),
+        pytest.warns(UserWarning, match="could not record what they attend to"),
         ll.watch(torch.nn.Sequential(own), dense=True),
     ):
         own(x, x, x)
@@ -733,9 +752,9 @@ def test_relation() -> None:
         ([], "at least one pair"),
         ([(6, 1)], "not within the 6 tokens"),
         ([(1, [])], "one token"),
-        ([3], "no pair"),
-        ([("it", 1)], "no position"),
-        ([(1.5, 1)], "no position"),
+        ([3], "not a pair"),
+        ([("it", 1)], "neither the position"),
+        ([(1.5, 1)], "neither the position"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             relation(record, pairs)

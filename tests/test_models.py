@@ -219,7 +219,7 @@ def test_errors(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"takes the tensor layers\.0\.surprise of the checkpoint"):
         models.load(folder)
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="is damaged or no safetensors file"):
+    with pytest.raises(ValueError, match="is damaged or not a safetensors file"):
         models.load(folder)
     weights.rename(folder / "pytorch_model.bin")
     with pytest.raises(FileNotFoundError, match=r"has no model.safetensors; pickled weights are not read"):

@@ -56,7 +56,7 @@ def test_partial_rotary_and_distances() -> None:
     for d in range(-8, 9):
         diagonal = scores.diagonal(d)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5, rtol=1e-5)
-    with pytest.raises(ValueError, match="Rotary: width = 5; features are turned in pairs"):
+    with pytest.raises(ValueError, match="Rotary: width = 5 must be even"):
         positions.Rotary(5)
 
 
@@ -163,5 +163,5 @@ def test_only_positions_break_permutation_equivariance(name: str) -> None:
 
 
 def test_learned_positions_end() -> None:
-    with pytest.raises(ValueError, match="33 positions, and there are learned ones for 32; shorten the text"):
+    with pytest.raises(ValueError, match="needs 33 positions, and the model has learned 32; shorten the text"):
         positions.Learned(32, 8).embed(torch.zeros(1, 3, 8), 30)

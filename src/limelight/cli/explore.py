@@ -8,7 +8,7 @@ from typing import TextIO, cast
 import click
 
 
-@click.command()
+@click.command("explore")
 @click.argument("text", required=False)
 @click.option(
     "--file", type=click.File("r", encoding="utf-8-sig"), help="Read the text from a file; - is standard input."
@@ -21,7 +21,7 @@ import click
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="A free one unless given.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--no-browser", is_flag=True, help="Print the address, and open nothing.")
-def explore(text: str | None, file: TextIO | None, model: str | None, port: int, host: str, no_browser: bool) -> None:
+def command(text: str | None, file: TextIO | None, model: str | None, port: int, host: str, no_browser: bool) -> None:
     """Look at what a model attends to in TEXT (- for standard input), in a browser, at any length. Ctrl-C ends it."""
     if text is not None and file is not None:
         raise click.UsageError("give a text, or a file with --file, not both")

@@ -1,4 +1,4 @@
-"""What an experiment finds, and how it is judged."""
+"""Findings: what was measured about a claim, and the rules by which it is judged."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from itertools import pairwise
 from typing import Any
 
 REPRODUCED, DIRECTION, CORRECTED = "reproduced", "reproduced in direction", "corrected"
-BESIDE = "beside the claim"  # measured too, where the texts say nothing: no part of a claim's verdict
+BESIDE = "beside the claim"  # measured as well, on a point that the texts do not mention; judges nothing
+BUSY = "not measured: the machine was busy"
+MISSING = "not measured: a package is missing"
+JUDGED = (REPRODUCED, DIRECTION, CORRECTED)  # from the most to the least favourable
+VERDICTS = (*JUDGED, BESIDE, BUSY, MISSING)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim, what the text says, what was measured, and the verdict.
+    """One measurement: the claim, the text's value, the measured value and the verdict.
 
-    ``note`` says how it was measured, or what is right where the text is not. What a text does not say is None.
+    ``theirs`` is None where the texts give no value. ``note`` says how the value was measured, or what is right where
+    the text is wrong.
     """
 
     claim: int
@@ -30,29 +35,31 @@ class Finding:
     note: str = ""
 
     def __post_init__(self) -> None:
-        known = (REPRODUCED, DIRECTION, CORRECTED, BESIDE)
-        if self.verdict not in known:
-            raise ValueError(f"verdict = {self.verdict!r}; there are {', '.join(known)}")
-        if (self.theirs is None) != (self.verdict == BESIDE):
-            raise ValueError(f"{self.what!r}: {BESIDE!r} is the verdict on what texts do not say, and on nothing else")
+        if self.verdict not in VERDICTS:
+            raise ValueError(f"verdict = {self.verdict!r}; there are {', '.join(VERDICTS)}")
+        if self.theirs is None and self.verdict in JUDGED:
+            raise ValueError(f"{self.what!r}: texts do not say it, so its verdict is {BESIDE!r}, not {self.verdict!r}")
+        if self.theirs is not None and self.verdict == BESIDE:
+            raise ValueError(
+                f"{self.what!r}: {BESIDE!r} is for what texts do not say, and here theirs = {self.theirs!r}"
+            )
 
 
 @dataclass(frozen=True)
 class Result:
-    """The findings of an experiment, and its data: tables by name, each a list of rows."""
+    """The findings of an experiment, its take-away in a sentence, and its data: tables by name, as lists of rows."""
 
     name: str
-    title: str
+    takeaway: str
     findings: list[Finding]
     data: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    explanation: str = ""
 
     def json(self) -> str:
-        """Everything as JSON; what is no number is null."""
+        """Everything as JSON; NaN and infinities become null."""
         return json.dumps(plain(asdict(self)), ensure_ascii=False, indent=2)
 
     def csv(self, table: str) -> str:
-        """One of the tables."""
+        """One of the tables as CSV."""
         rows = self.data[table]
         text = StringIO()
         writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
@@ -62,7 +69,7 @@ class Result:
 
 
 def plain(x: Any) -> Any:
-    """For JSON: what is no number is null."""
+    """Convert to what JSON can hold: NaN and infinities become None."""
     if isinstance(x, Mapping):
         return {str(key): plain(value) for key, value in x.items()}
     if isinstance(x, (list, tuple)):
@@ -79,17 +86,17 @@ def judge(theirs: float | Sequence[float], measured: float | Sequence[float], wi
 
 
 def holds(condition: bool, *, in_part: bool = False) -> str:
-    """For a claim without a number: reproduced, in direction where it holds in part, or corrected."""
+    """Judge a claim without a number: reproduced, in direction where it holds in part, or corrected."""
     return REPRODUCED if condition else DIRECTION if in_part else CORRECTED
 
 
 def ordered(numbers: Sequence[float], *, rising: bool) -> bool:
-    """Whether numbers rise, or fall, all the way."""
+    """Tell if numbers rise, or fall, from each to the next."""
     return all(b > a if rising else b < a for a, b in pairwise(numbers))
 
 
 def mean_and_spread(numbers: Sequence[float]) -> tuple[float, float]:
-    """The mean over seeds and the standard deviation between them; NaN where there is but one."""
+    """Return the mean over seeds and the standard deviation between them, which is NaN for a single seed."""
     mean = sum(numbers) / len(numbers)
     if len(numbers) == 1:
         return mean, math.nan
@@ -97,12 +104,17 @@ def mean_and_spread(numbers: Sequence[float]) -> tuple[float, float]:
 
 
 def plus_minus(spreads: Sequence[float]) -> str:
-    """The spreads between seeds of the numbers of a finding, for its note."""
+    """Format the spreads between seeds for a note: ``± 0.1, 0.03``."""
     return "± " + ", ".join(f"{x:.2g}" for x in spreads)
 
 
+def rounded(numbers: Sequence[float], digits: int = 2) -> list[float]:
+    """Round every number, for a table of findings."""
+    return [round(float(x), digits) for x in numbers]
+
+
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The slope of log value against log size, by least squares: the power by which it grows."""
+    """Fit the power p of value ~ sizeᵖ: the slope of log value against log size, by least squares."""
     x, y = [math.log(s) for s in sizes], [math.log(v) for v in values]
     mx, my = sum(x) / len(x), sum(y) / len(y)
     return sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sum((a - mx) ** 2 for a in x)

@@ -1,11 +1,4 @@
-"""Why scores are divided by √d: claims 8 to 11.
-
-For queries and keys of unit variance the score q·k has variance d, so that texts expect it within ±2√d; divided by √d
-its variance is 1, divided by d it is 1/d, and the weights are nearly equal. Without scaling the softmax saturates as d
-grows: its entropy falls, from 1.50 for d = 8 to 0.07 for 512 in the texts, and the gradient that reaches q and k
-vanishes. Measured on normal numbers, in many draws of a text whose number of tokens is the one that fits the texts'
-entropies best. The texts' example of a softmax is worked out, too.
-"""
+"""Division of the scores by √d: claims 8 to 11."""
 
 from __future__ import annotations
 
@@ -14,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from limelight.core.reference import trace
+from limelight import attention, trace, weights
 from limelight.experiments.findings import (
     BESIDE,
     CORRECTED,
@@ -25,13 +18,31 @@ from limelight.experiments.findings import (
     mean_and_spread,
     ordered,
     plus_minus,
+    rounded,
 )
-from limelight.functional import attention, weights
+from limelight.experiments.lesson import Lesson
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TITLE = "Scaling by √d"
+LESSON = Lesson(
+    title="Scaling by √d",
+    equation="Var(q · k) = d,  so  A = softmax(q kᵀ / √d)",
+    method=(
+        "Queries and keys are drawn with unit variance for seven widths. The variance of the scores, the entropy of the "
+        "weights and the gradient that reaches q and k are measured with and without the division by √d. The texts give "
+        "entropies and no number of keys, so every number from 10 to 30 is tried, and the share of them that fits is told. "
+        "The texts' example of a softmax is worked out."
+    ),
+    code="""\
+import torch, limelight as ll
+for d in (8, 64, 512):
+    q, k = torch.randn(2, 1, 20, d)
+    scaled, unscaled = ll.weights(q, k), ll.weights(q, k, scale=1.0)
+    print(d, scaled.entropy().mean(), unscaled.entropy().mean())
+print(torch.tensor([25.3, 2.1, -18.7, 31.2]).div(8).softmax(-1))
+""",
+)
 WIDTHS = (8, 16, 32, 64, 128, 256, 512)
 ENTROPIES = {
     8: (1.50, 2.65),
@@ -48,20 +59,29 @@ VALUES = 16  # the width of the values, which is not what is asked about
 
 
 def run(quick: bool = False, seed: int = 0) -> Result:
-    """Variances, entropies, the texts' example of a softmax, and gradients."""
+    """Measure variances, entropies, the texts' example of a softmax, and gradients."""
     seeds = range(seed, seed + (3 if quick else 8))
     variance = [_variance(d, seeds) for d in WIDTHS]
-    keys, entropy = _entropies(seed, draws=100 if quick else 200)
+    keys, fitting, entropy = _entropies(seed, draws=60 if quick else 200)
     gradient = [_gradient(d, keys, seeds) for d in WIDTHS]
     example = _example()
-    bars = _bars(seed, keys)
-    data = {"variance": variance, "entropy": entropy, "gradient": gradient, "softmax": example, "weights": bars}
-    found = [*_of_variance(variance), *_of_entropy(entropy), *_of_example(example), *_of_gradient(gradient)]
-    return Result("scaling", TITLE, found, data, __doc__ or "")
+    data = {"variance": variance, "entropy": entropy, "gradient": gradient, "softmax": example}
+    found = [
+        *_judge_variance(variance),
+        *_judge_entropy(entropy, fitting),
+        *_judge_example(example),
+        *_judge_gradient(gradient),
+    ]
+    last = entropy[-1]
+    takeaway = (
+        f"Scores grow with √d; undivided, the weights of width {last['width']} have an entropy of {last['unscaled']:.2f} "
+        f"nats instead of {last['scaled']:.2f}: one key takes all, and a typical query gets hardly any gradient."
+    )
+    return Result("scaling", takeaway, found, data)
 
 
 def _draws(d: int, seed: int, count: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys of texts of n tokens."""
+    """Draw queries and keys of ``count`` texts of n tokens."""
     q, k = torch.randn(2, count, n, d, generator=torch.Generator().manual_seed(1000 * seed + d))
     return q, k
 
@@ -71,7 +91,7 @@ def _scales(d: int) -> dict[str, float]:
 
 
 def _variance(d: int, seeds: Any) -> dict[str, Any]:
-    """Of the logits, with each of the scalings; how many scores lie within ±2√d; and how even the weights become."""
+    """Measure the variance of the logits, how many scores lie within ±2√d, and how even the weights are."""
     row: dict[str, Any] = {"width": d}
     measured: dict[str, list[float]] = {}
     for s in seeds:
@@ -88,7 +108,7 @@ def _variance(d: int, seeds: Any) -> dict[str, Any]:
     return row
 
 
-def _of_variance(rows: list[dict[str, Any]]) -> list[Finding]:
+def _judge_variance(rows: list[dict[str, Any]]) -> list[Finding]:
     by = {row["width"]: row for row in rows}
     variances = [by[d]["variance unscaled"] for d in RANGES]
     ranges = [2 * x**0.5 for x in variances]
@@ -96,35 +116,51 @@ def _of_variance(rows: list[dict[str, Any]]) -> list[Finding]:
     inside = [by[d]["within 2√d"] for d in RANGES]
     one = [row["variance scaled"] for row in rows]
     flat, even = by[512]["variance by d"], by[512]["evenness by d"]
-    spread = plus_minus([by[d]["variance unscaled spread"] for d in RANGES])
+    near = all(abs(x / d - 1) < 0.05 for x, d in zip(variances, RANGES, strict=True))
     return [
         Finding(
-            *(8, "Var(q·k), for d = 16, 64, 256, 512", list(RANGES), [round(x, 1) for x in variances]),
-            holds(all(abs(x / d - 1) < 0.05 for x, d in zip(variances, RANGES, strict=True)), in_part=rising),
-            f"{spread} between seeds",
+            claim=8,
+            what="Var(q·k), for d = 16, 64, 256, 512",
+            theirs=list(RANGES),
+            measured=rounded(variances, 1),
+            verdict=holds(near, in_part=rising),
+            note=f"{plus_minus([by[d]['variance unscaled spread'] for d in RANGES])} between seeds",
         ),
         Finding(
-            *(8, "typical range ±2σ, the same widths", list(RANGES.values()), [round(x, 1) for x in ranges]),
-            judge(list(RANGES.values()), ranges, 1.0, same_way=rising),
-            f"{', '.join(f'{x:.1%}' for x in inside)} of the scores are within ±2√d",
+            claim=8,
+            what="typical range ±2σ, the same widths",
+            theirs=list(RANGES.values()),
+            measured=rounded(ranges, 1),
+            verdict=judge(list(RANGES.values()), ranges, 1.0, same_way=rising),
+            note=f"{', '.join(f'{x:.1%}' for x in inside)} of the scores are within ±2√d",
         ),
         Finding(
-            *(8, "variance after division by √d, least and most over all widths", [1, 1]),
-            *([round(min(one), 3), round(max(one), 3)], holds(all(abs(x - 1) < 0.05 for x in one))),
+            claim=8,
+            what="variance after division by √d, least and most over all widths",
+            theirs=[1, 1],
+            measured=rounded([min(one), max(one)], 3),
+            verdict=holds(all(abs(x - 1) < 0.05 for x in one)),
         ),
         Finding(
-            *(8, "variance after division by d, d = 512", round(1 / 512, 5), round(flat, 5)),
-            judge(1 / 512, flat, 1e-4, same_way=False),
+            claim=8,
+            what="variance after division by d, d = 512",
+            theirs=round(1 / 512, 5),
+            measured=round(flat, 5),
+            verdict=judge(1 / 512, flat, 1e-4, same_way=False),
         ),
         Finding(
-            *(8, "so attention is too flat: entropy as a share of that of equal weights, by d and by √d", "near 1"),
-            *([round(even, 4), round(by[512]["evenness scaled"], 4)], holds(even > 0.99), "d = 512, 400 keys"),
+            claim=8,
+            what="so attention is too flat: entropy as a share of that of equal weights, by d and by √d",
+            theirs="near 1",
+            measured=rounded([even, by[512]["evenness scaled"]], 4),
+            verdict=holds(even > 0.99),
+            note="d = 512, 400 keys",
         ),
     ]
 
 
-def _entropies(seed: int, draws: int) -> tuple[int, list[dict[str, Any]]]:
-    """For the number of tokens that fits the texts' numbers best, which they do not give.
+def _entropies(seed: int, draws: int) -> tuple[int, dict[str, float], list[dict[str, Any]]]:
+    """Find the number of keys that fits the texts' entropies best, and the share of numbers that fits at all.
 
     A draw is one text of m tokens, each with a query and a key; its entropy is the mean over the queries. The spread is
     that between draws, of which a text shows one.
@@ -138,32 +174,44 @@ def _entropies(seed: int, draws: int) -> tuple[int, list[dict[str, Any]]]:
             row[name], row[f"{name} spread"] = mean_and_spread(found.tolist())
         return row
 
-    def misfit(m: int) -> float:
-        return sum(_deviation(measure(d, m), name) ** 2 for d in ENTROPIES for name in BOTH)
-
-    best = min(range(10, 31), key=misfit)
-    return best, [measure(d, best) for d in WIDTHS]
+    tried = {m: [measure(d, m) for d in ENTROPIES] for m in range(10, 31)}
+    best = min(tried, key=lambda m: sum(_deviation(row, name) ** 2 for row in tried[m] for name in BOTH))
+    fitting = {name: sum(_fits(rows, name) for rows in tried.values()) / len(tried) for name in BOTH}
+    return best, fitting, [measure(d, best) for d in WIDTHS]
 
 
 def _deviation(row: dict[str, Any], name: str) -> float:
-    """How many spreads lie between the texts' entropy and the mean of the draws."""
+    """Count the spreads between the texts' entropy and the mean of the draws."""
     return float((ENTROPIES[row["width"]][BOTH.index(name)] - row[name]) / row[f"{name} spread"])
 
 
-def _of_entropy(rows: list[dict[str, Any]]) -> list[Finding]:
+def _fits(rows: list[dict[str, Any]], name: str) -> bool:
+    """Tell if the texts' entropies could be draws: within √2 spreads on average, and 3 at most."""
+    off = [_deviation(row, name) for row in rows if row["width"] in ENTROPIES]
+    return sum(x * x for x in off) / len(off) <= 2 and max(map(abs, off)) <= 3
+
+
+def _judge_entropy(rows: list[dict[str, Any]], fitting: dict[str, float]) -> list[Finding]:
     by = {row["width"]: row for row in rows}
     findings = []
     for n, name in enumerate(BOTH):
-        theirs, measured = [x[n] for x in ENTROPIES.values()], [round(by[d][name], 2) for d in ENTROPIES]
-        off = [_deviation(by[d], name) for d in ENTROPIES]
-        near = sum(x * x for x in off) / len(off) <= 2 and max(map(abs, off)) <= 3
+        measured = rounded([by[d][name] for d in ENTROPIES])
         falls = ordered(measured, rising=False) if name == "unscaled" else max(measured) - min(measured) < 0.2
         spread = plus_minus([by[d][f"{name} spread"] for d in ENTROPIES])
-        note = f"{spread} between draws of {rows[0]['keys']} tokens, the number that fits best"
-        if name == "unscaled":
-            note += f"; the texts lie below the mean at {sum(x < 0 for x in off)} of {len(off)} widths"
-        what = f"entropy, {name}, for d = {', '.join(map(str, ENTROPIES))}"
-        findings.append(Finding(9, what, theirs, measured, holds(near, in_part=falls), note))
+        below = sum(_deviation(by[d], name) < 0 for d in ENTROPIES)
+        findings.append(
+            Finding(
+                claim=9,
+                what=f"entropy, {name}, for d = {', '.join(map(str, ENTROPIES))}",
+                theirs=[x[n] for x in ENTROPIES.values()],
+                measured=measured,
+                verdict=holds(_fits(rows, name), in_part=falls),
+                note=(
+                    f"{spread} between draws of {rows[0]['keys']} tokens, the number that fits best; {fitting[name]:.0%} "
+                    f"of the numbers from 10 to 30 fit; the texts lie below the mean at {below} of {len(ENTROPIES)} widths"
+                ),
+            )
+        )
     return findings
 
 
@@ -176,7 +224,7 @@ def _example() -> list[dict[str, Any]]:
     return rows
 
 
-def _of_example(rows: list[dict[str, Any]]) -> list[Finding]:
+def _judge_example(rows: list[dict[str, Any]]) -> list[Finding]:
     findings = []
     for row, printed in zip(rows, PRINTED, strict=True):
         measured = [round(row[f"weight {n}"], 3) for n in range(4)]
@@ -189,7 +237,7 @@ def _of_example(rows: list[dict[str, Any]]) -> list[Finding]:
 
 
 def _gradient(d: int, n: int, seeds: Any) -> dict[str, Any]:
-    """Of a random projection of the output, as it reaches the q and the k of a token: the median one, and the mean."""
+    """Measure the gradient of a random projection of the output at the q and k of a token: its median and mean."""
     measured: dict[str, list[float]] = {}
     for s in seeds:
         q, k = _draws(d, s, 50, n)
@@ -208,7 +256,7 @@ def _gradient(d: int, n: int, seeds: Any) -> dict[str, Any]:
     return row
 
 
-def _of_gradient(rows: list[dict[str, Any]]) -> list[Finding]:
+def _judge_gradient(rows: list[dict[str, Any]]) -> list[Finding]:
     def change(of: str) -> list[float]:
         return [float(rows[-1][f"{of} {name}"] / rows[0][f"{of} {name}"]) for name in BOTH]
 
@@ -217,55 +265,43 @@ def _of_gradient(rows: list[dict[str, Any]]) -> list[Finding]:
         unscaled, scaled = change(f"typical {side}")
         findings.append(
             Finding(
-                *(11, f"gradient that reaches {side}, d = 512 / d = 8: unscaled, scaled", "near 0, near 1"),
-                [round(unscaled, 3), round(scaled, 3)],
-                holds(unscaled < 0.2 and 0.5 < scaled < 2, in_part=unscaled < 0.6 * scaled),
-                "of a typical token: the median" + ("; a key hears of many queries" if side == "k" else ""),
+                claim=11,
+                what=f"gradient that reaches {side}, d = 512 / d = 8: unscaled, scaled",
+                theirs="near 0, near 1",
+                measured=rounded([unscaled, scaled], 3),
+                verdict=holds(unscaled < 0.2 and 0.5 < scaled < 2, in_part=unscaled < 0.6 * scaled),
+                note="of a typical token: the median" + ("; a key hears from many queries" if side == "k" else ""),
             )
         )
-    means = [round(x, 2) for side in ("q", "k") for x in change(f"mean {side}")]
     findings.append(
         Finding(
-            *(11, "the mean over tokens, instead of the median: q unscaled, scaled; k unscaled, scaled", None, means),
-            *(BESIDE, "a few tokens whose weights are nearly a tie get most of it, the more so the larger d is"),
+            claim=11,
+            what="the mean over tokens, instead of the median: q unscaled, scaled; k unscaled, scaled",
+            theirs=None,
+            measured=rounded([x for side in ("q", "k") for x in change(f"mean {side}")]),
+            verdict=BESIDE,
+            note="a few tokens whose weights are nearly a tie get most of it, the more so the larger d is",
         )
     )
     return findings
 
 
-def _bars(seed: int, keys: int) -> list[dict[str, Any]]:
-    q, k = _draws(256, seed, 1, keys)
-    both = {name: weights(q, k, scale=scale).dense()[0, 0].tolist() for name, scale in _scales(256).items()}
-    return [{"key": n, **{name: x[n] for name, x in both.items()}} for n in range(keys)]
-
-
 def draw(result: Result) -> Figure:
-    """Entropy against width, scaled and not; the weights of one query at width 256; and the gradients."""
-    from limelight.experiments.figures import COLOURS, bars, lengths_axis, new_figure
+    """Draw the entropy, and the gradients, against the width, scaled and not."""
+    from limelight.experiments.figures import COLOURS, lengths_axis, new_figure, series
 
-    figure, (left, middle, right) = new_figure(1, 3, width=4.8, height=3.8)
-    rows = result.data["entropy"]
-    looks = (("unscaled", COLOURS[1], "--s", "+"), ("scaled", COLOURS[0], "-o", "x"))
-    for n, (name, colour, style, mark) in zip((0, 1), looks, strict=True):
-        means, spreads = [row[name] for row in rows], [row[f"{name} spread"] for row in rows]
-        left.errorbar(WIDTHS, means, spreads, fmt=style, color=colour, label=f"{name}, ± σ", zorder=1)
-        theirs = [x[n] for x in ENTROPIES.values()]
-        label = f"texts, {name}"
-        left.scatter(list(ENTROPIES), theirs, s=60, marker=mark, color=colour, label=label, zorder=3)
-    left.set(ylabel="entropy of the weights (nats)", title=f"Unscaled weights collapse ({rows[0]['keys']} keys)")
-    lengths_axis(left, WIDTHS, "width d")
-    left.legend(loc="center right", bbox_to_anchor=(1.0, 0.6))
-    found = result.data["weights"]
-    bars(middle, [row["key"] for row in found], {name: [row[name] for row in found] for name in ("scaled", "unscaled")})
-    middle.set(xlabel="key", ylabel="weight", title="The weights of one query at width 256")
-    middle.tick_params(axis="x", labelsize=7)
-    middle.legend()
-    gradient = result.data["gradient"]
-    for side, line in (("q", "-"), ("k", ":")):
-        for name, colour, style, _ in looks:
-            marker, means = style[-1], [row[f"typical {side} {name}"] for row in gradient]
-            right.plot(WIDTHS, means, line + marker, color=colour, label=f"{side}, {name}")
-    right.set(yscale="log", ylabel="norm of the gradient", title="What reaches a typical token's q and k")
-    lengths_axis(right, WIDTHS, "width d")
-    right.legend(loc="center left")
+    figure, (upper, lower) = new_figure(2, 1, height=3.1)
+    rows, gradient = result.data["entropy"], result.data["gradient"]
+    for n, name in enumerate(("scaled", "unscaled")):
+        series(upper, WIDTHS, [row[name] for row in rows], n, name, spread=[row[f"{name} spread"] for row in rows])
+        theirs = [x[BOTH.index(name)] for x in ENTROPIES.values()]
+        upper.scatter(list(ENTROPIES), theirs, s=55, marker="x", color=COLOURS[n], zorder=3, label=f"texts, {name}")
+        for m, side in enumerate(("q", "k")):
+            series(lower, WIDTHS, [row[f"typical {side} {name}"] for row in gradient], n + 2 * m, f"{side}, {name}")
+    upper.set(ylabel="entropy (nats)", title=f"Unscaled weights collapse ({rows[0]['keys']} keys)")
+    upper.legend(loc="center right", bbox_to_anchor=(1.0, 0.55))
+    lower.set(yscale="log", ylabel="norm of the gradient", title="What reaches a typical token's q and k")
+    lower.legend(loc="lower left")
+    for axis in (upper, lower):
+        lengths_axis(axis, WIDTHS, "width d")
     return figure

@@ -1,10 +1,4 @@
-"""Temperature: claim 12.
-
-Texts say of softmax(scores / (√d τ)): almost one-hot for τ from 0.1 to 0.5, sharp from 0.5 to 1, normal at 1, softer
-from 1 to 2, nearly uniform above 2. Measured by the entropy as a share of that of equal weights, for many numbers of
-keys and spreads of the scores, which the texts do not give: the setting in which most of this is so is the one that
-is shown.
-"""
+"""Temperature, from one-hot to uniform: claim 12."""
 
 from __future__ import annotations
 
@@ -13,60 +7,92 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from limelight.experiments.findings import Finding, Result, holds, mean_and_spread, ordered, plus_minus
-from limelight.functional import weights
+from limelight import weights
+from limelight.experiments.findings import Finding, Result, holds, mean_and_spread, ordered, plus_minus, rounded
+from limelight.experiments.lesson import Lesson
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TITLE = "Temperature"
+LESSON = Lesson(
+    title="Temperature",
+    equation="A = softmax(q kᵀ / (√d τ))",
+    method=(
+        "The entropy of the weights, as a share of that of equal weights, is measured for twelve temperatures, five numbers "
+        "of keys and seven spreads of the scores, which the texts leave open. A text's word fits a setting if the share "
+        "lies in the range that deserves the word. The share of settings that fit is part of the verdict; the numbers "
+        "shown are those of the setting that fits best."
+    ),
+    code="""\
+import torch, limelight as ll
+q, k = 1.5 * torch.randn(1, 100, 64), torch.randn(1, 50, 64)
+largest = torch.tensor(50.0).log()
+for t in (0.1, 0.5, 1.0, 2.0, 5.0):
+    A = ll.weights(q, k, temperature=t)
+    print(t, A.entropy().mean() / largest, A.top(1).values.mean())
+""",
+)
 GRID = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0)
 KEYS, SPREADS, WIDTH = (4, 10, 20, 50, 200), (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0), 64
-# What the texts call it, the temperatures, and the share of the largest entropy that would deserve the name.
+# The texts' word, its temperatures, and the share of the largest entropy that deserves the word.
 BANDS: dict[str, tuple[tuple[float, ...], tuple[float, float]]] = {
     "almost one-hot": ((0.1, 0.2, 0.3, 0.5), (0.0, 0.2)),
     "sharp": ((0.5, 0.7), (0.0, 0.7)),
     "softer": ((1.5, 2.0), (0.7, 1.0)),
     "nearly uniform": ((2.5, 3.0, 5.0, 10.0), (0.95, 1.0)),
 }
+MOST = 0.5  # of the settings, which a word has to fit to count as reproduced
 
 
 def run(quick: bool = False, seed: int = 0) -> Result:
-    """The entropy and the largest weight at every temperature, in the setting that suits the texts best."""
+    """Measure entropy and largest weight at every temperature, over many settings."""
     draws = 3 if quick else 8
     every = {(m, s): [_at(t, m, s, seed, draws) for t in GRID] for m in KEYS for s in SPREADS}
-    (keys, spread), rows = max(every.items(), key=lambda item: _fit(item[1]))
-    by = {row["temperature"]: row for row in rows}
-    findings = []
-    for name, (temperatures, (low, high)) in BANDS.items():
-        shares = [by[t]["share"] for t in temperatures]
-        right = [low <= x <= high for x in shares]
-        where = f"{', '.join(f'{t:g}' for t in temperatures)}"
-        error = plus_minus([by[t]["share spread"] for t in temperatures])
-        note = f"{error} between seeds; {keys} keys and scores with a spread of {spread:g}, which suits the texts best"
-        if not all(right):
-            note += "; what counts is the spread of the scores over τ, and no spread suits all of the texts' words"
-        findings.append(
-            Finding(
-                *(12, f"{name}: entropy as a share of the largest, τ = {where}", f"{low:g} to {high:g}"),
-                *([round(x, 2) for x in shares], holds(all(right), in_part=any(right)), note),
-            )
-        )
+    rows = max(every.values(), key=_share_that_fits)
+    findings = [_finding(word, rows, list(every.values())) for word in BANDS]
     rising = ordered([row["share"] for row in rows], rising=True)
-    ends = [rows[0]["share"], by[1.0]["share"], rows[-1]["share"]]
-    findings.append(
-        Finding(12, "hotter is softer: τ = 0.1, 1 (normal) and 10", "rises", [round(x, 2) for x in ends], holds(rising))
+    ends = rounded([row["share"] for row in rows if row["temperature"] in (0.1, 1.0, 10.0)])
+    findings.append(Finding(12, "hotter is softer: share at τ = 0.1, 1 and 10", "rises", ends, holds(rising)))
+    settings = [
+        {"keys": m, "spread of scores": s, "share of words that fit": _share_that_fits(x)}
+        for (m, s), x in every.items()
+    ]
+    all_fit = sum(row["share of words that fit"] == 1 for row in settings)
+    takeaway = (
+        f"Hotter is softer, always; which temperature is “sharp” depends on the spread of the scores: {all_fit} of "
+        f"{len(settings)} settings fit all of the texts' words."
     )
-    settings = [{"keys": m, "spread of scores": s, "share of words that fit": _fit(x)} for (m, s), x in every.items()]
-    data = {"temperature": rows, "settings": settings}
-    return Result("temperature", TITLE, findings, data, __doc__ or "")
+    return Result("temperature", takeaway, findings, {"temperature": rows, "settings": settings})
 
 
-def _fit(rows: list[dict[str, Any]]) -> float:
-    """How many of the temperatures deserve the names that texts give them, each band counting the same."""
-    by = {row["temperature"]: row["share"] for row in rows}
-    bands = [[low <= by[t] <= high for t in temperatures] for temperatures, (low, high) in BANDS.values()]
-    return float(sum(sum(band) / len(band) for band in bands) / len(bands))
+def _finding(word: str, best: list[dict[str, Any]], settings: list[list[dict[str, Any]]]) -> Finding:
+    temperatures, (low, high) = BANDS[word]
+    fitting = sum(all(_fits(rows, word)) for rows in settings) / len(settings)
+    mine = [row for row in best if row["temperature"] in temperatures]
+    return Finding(
+        claim=12,
+        what=f"{word}: entropy as a share of the largest, τ = {', '.join(f'{t:g}' for t in temperatures)}",
+        theirs=f"{low:g} to {high:g}",
+        measured=rounded([row["share"] for row in mine]),
+        verdict=holds(fitting >= MOST, in_part=fitting > 0),
+        note=(
+            f"{fitting:.0%} of {len(settings)} settings fit at all of these τ; shown: {mine[0]['keys']} keys, spread "
+            f"{mine[0]['spread of scores']:g}, which fits best, {plus_minus([row['share spread'] for row in mine])} "
+            "between seeds; what counts is the spread of the scores over τ"
+        ),
+    )
+
+
+def _fits(rows: list[dict[str, Any]], word: str) -> list[bool]:
+    """Tell for each temperature of a word if the weights deserve it."""
+    temperatures, (low, high) = BANDS[word]
+    return [low <= row["share"] <= high for row in rows if row["temperature"] in temperatures]
+
+
+def _share_that_fits(rows: list[dict[str, Any]]) -> float:
+    """Return the share of temperatures that deserve their word, each word counting the same."""
+    words = [_fits(rows, word) for word in BANDS]
+    return sum(sum(fits) / len(fits) for fits in words) / len(words)
 
 
 def _at(t: float, keys: int, spread: float, seed: int, draws: int) -> dict[str, Any]:
@@ -83,24 +109,20 @@ def _at(t: float, keys: int, spread: float, seed: int, draws: int) -> dict[str, 
 
 
 def draw(result: Result) -> Figure:
-    """Both against the temperature, with the bands that the texts name."""
-    from limelight.experiments.figures import COLOURS, GREY, new_figure
+    """Draw entropy and largest weight against the temperature, with the texts' words."""
+    from limelight.experiments.figures import GREY, legend_below, new_figure, series
 
-    figure, axis = new_figure(width=7.0, height=3.8)
+    figure, axis = new_figure(height=3.6)
     rows = result.data["temperature"]
     t = [row["temperature"] for row in rows]
-    for name, style, colour, label in (
-        ("largest", "-o", COLOURS[0], "largest weight"),
-        ("share", "--s", COLOURS[1], "entropy / largest possible"),
-    ):
-        spreads = [row[f"{name} spread"] for row in rows]
-        axis.errorbar(t, [row[name] for row in rows], spreads, fmt=style, color=colour, label=label)
+    for n, (name, label) in enumerate((("largest", "largest weight"), ("share", "entropy / largest possible"))):
+        series(axis, t, [row[name] for row in rows], n, label, spread=[row[f"{name} spread"] for row in rows])
     for edge in (0.5, 1.0, 2.0):
         axis.axvline(edge, color=GREY, alpha=0.6, linewidth=0.8)
     for middle, name in zip((0.22, 0.71, 1.41, 4.5), BANDS, strict=True):
-        axis.text(middle, 1.1, name, ha="center", fontsize=9, style="italic")
-    axis.set(xscale="log", xlabel="temperature τ", ylabel="share", ylim=(0, 1.2))
-    axis.set_title(f"What texts call it, and what it is ({rows[0]['keys']} keys)")
+        axis.text(middle, 1.06, name.replace(" ", "\n"), ha="center", fontsize=9, style="italic")
+    axis.set(xscale="log", xlabel="temperature τ", ylabel="share", ylim=(0, 1.25))
+    axis.set_title(f"The texts' words, and the weights ({rows[0]['keys']} keys)")
     axis.set_xticks([0.1, 0.5, 1, 2, 5, 10], ["0.1", "0.5", "1", "2", "5", "10"])
-    axis.legend(loc="center right")
+    legend_below(figure, axis, 2)
     return figure

@@ -18,7 +18,7 @@ from limelight.explorer.front import FRONT
 from limelight.explorer.subject import Head, Subject
 from limelight.lens import Record
 from limelight.lens.reading import Reading
-from limelight.matrix.lazy import Weights
+from limelight.matrix.base import Weights
 
 _LIMIT = 10 * 10**6  # bytes of a file
 _SIDES = (1024, 512, 256, 128, 64, 32, 16)  # cells of a head, at most, along its longer side

@@ -11,7 +11,7 @@ from typing import Any
 from limelight.explorer.subject import Subject
 from limelight.lens import Record
 from limelight.lens.reading import Reading
-from limelight.matrix.lazy import Weights
+from limelight.matrix.base import Weights
 
 
 def explore(

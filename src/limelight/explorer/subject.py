@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from limelight.core.problem import batched, raised
 from limelight.explorer.memory import Memory
 from limelight.explorer.single import single
 from limelight.explorer.tiles import SIDE, Allowed, Floats, Rectangle, base_level, coarser, pooled, top_level
 from limelight.lens import Call, Record, heads
 from limelight.lens.reading import Reading
-from limelight.matrix.lazy import Weights
+from limelight.matrix.base import Weights
 
 SMALL = 2**22  # weights, over which a pass takes no noticeable time
 _KEPT = 128 * 2**20  # bytes of tiles and statistics
@@ -248,13 +247,8 @@ def _numbered(named: Sequence[tuple[Call, tuple[Texts | None, Texts | None]]]) -
 
 def _call_of(A: Weights) -> Call:
     """Return weights that were made by hand as a call."""
-    problem = getattr(A, "_problem", None)
     if A.ndim != 4:
-        A = (
-            Weights.from_dense(batched(A.dense()))
-            if problem is None
-            else Weights(raised(problem.q, problem.k, problem.lower()))
-        )
+        A = A.batched()
     N, M = A.shape[-2:]
     return Call("attention", "self" if N == M else "cross", "encoder", "prefill", A, A.shape)
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from limelight.core.masks import Mask
-from limelight.matrix.lazy import Weights
+from limelight.matrix.base import Weights
 
 Floats = NDArray[np.float32]
 SIDE = 256
@@ -87,7 +87,7 @@ def _crop(A: Weights, part: Rectangle, size: tuple[int, int], reduce: str) -> Fl
     rows, cols = size
     with torch.no_grad():
         if _POOLS_CROPS and (rows, cols) != (part.bottom - part.top, part.right - part.left):
-            found = A.pool(rows, cols, reduce, queries=queries, keys=keys)[0, 0]  # type: ignore[call-arg]
+            found = A.pool(rows, cols, reduce, queries=queries, keys=keys)[0, 0]
             return found.float().cpu().numpy()
         high, wide = (part.bottom - part.top) // rows, (part.right - part.left) // cols
         step = max(1, _HELD // (high * (part.right - part.left)))  # rows of cells at a time

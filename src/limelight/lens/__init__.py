@@ -1,12 +1,11 @@
-"""Looking into models: ``watch``, reports on heads, relations between tokens, and models of transformers."""
+"""Looking into models: ``watch``, the record, reports on heads, and relations between tokens."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from limelight.lens.calls import Call
-from limelight.lens.heads import Heads, heads
-from limelight.lens.record import Record
+from limelight.lens.record import Call, Record
 from limelight.lens.relations import Relation, relation
+from limelight.lens.report import Heads, heads
 from limelight.lens.watching import watch
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from torch import Tensor
 from limelight.explorer.questions import Answer, Arguments, RefusedError, question
 from limelight.explorer.subject import Matrix, Subject
 from limelight.explorer.tiles import Floats
+from limelight.matrix.base import Weights
 from limelight.matrix.flow import rollout
-from limelight.matrix.lazy import Weights
 
 _TOGETHER = 8  # sources that are overlaid
 _SMALL = 256  # tokens on a side, up to which a whole matrix is sent

@@ -1,0 +1,19 @@
+"""The parts of an experiment that teach: its title, equation, method and code to try."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """The text around the measurements of an experiment.
+
+    ``equation`` is what is asked about, in symbols; ``method`` says what was done, in a few sentences; ``code`` is a
+    program of about ten lines that runs by itself and shows the same thing.
+    """
+
+    title: str
+    equation: str
+    method: str
+    code: str

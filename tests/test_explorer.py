@@ -26,7 +26,6 @@ from limelight.explorer.memory import Memory
 from limelight.explorer.questions import Answer, Arguments, RefusedError
 from limelight.explorer.rooms import QUESTIONS
 from limelight.explorer.server import app
-from limelight.explorer.single import single
 from limelight.explorer.subject import Subject
 from limelight.explorer.tiles import SIDE, base_level, top_level
 from limelight.lens.reading import read
@@ -85,13 +84,13 @@ def test_one_head_is_that_of_the_whole(n: int, bias: Bias | None) -> None:
         if ready:
             A.logsumexp()
         for b, h in ((0, 0), (1, 5), (1, 2)):
-            torch.testing.assert_close(single(A, b, h).dense()[0, 0], dense[b, h])
-            torch.testing.assert_close(single(A, b, h).entropy()[0, 0], A.entropy()[b, h])
+            torch.testing.assert_close(A.select(b, h).batched().dense()[0, 0], dense[b, h])
+            torch.testing.assert_close(A.select(b, h).batched().entropy()[0, 0], A.entropy()[b, h])
 
 
 def test_one_head_of_a_dense_matrix() -> None:
     dense = torch.rand(B, H, 7, 11)
-    assert torch.equal(single(ll.Weights.from_dense(dense), 1, 4).dense()[0, 0], dense[1, 4])
+    assert torch.equal(ll.Weights.from_dense(dense).select(1, 4).batched().dense()[0, 0], dense[1, 4])
 
 
 N_LARGE, M_LARGE = 601, 1303  # four levels; the cells at the ends are smaller than the others

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from limelight.explorer.memory import Memory
-from limelight.explorer.single import single
 from limelight.explorer.tiles import SIDE, Allowed, Floats, Rectangle, base_level, coarser, pooled, top_level
 from limelight.lens import Call, Record, heads
 from limelight.lens.reading import Reading
@@ -63,7 +62,8 @@ class Head:
         return found
 
     def _cells(self, part: Rectangle, level: int, reduce: str) -> Floats:
-        found = pooled(self.A, part, 1 << level, reduce)
+        with torch.no_grad():
+            found = pooled(self.A, part, 1 << level, reduce)
         found[~self.allowed.cells(part, 1 << level)] = -1
         return found
 
@@ -90,24 +90,16 @@ class Head:
 
     def row(self, query: int) -> Floats:
         """Return a query's weights; −1 where it may not attend."""
-        with torch.no_grad():
-            found = self.A[0, 0, query].float().cpu().numpy()
-        found[~self.allowed.row(query)] = -1
-        return found
+        return self._cells(Rectangle(query, query + 1, 0, self.size[1]), 0, "mean").reshape(-1)
 
     def column(self, key: int) -> Floats:
         """Return the weights on a key; −1 where a query may not attend to it."""
-        with torch.no_grad():
-            found = self.A[0, 0, :, key].float().cpu().numpy()
-        found[~self.allowed.column(key)] = -1
-        return found
+        return self._cells(Rectangle(0, self.size[0], key, key + 1), 0, "mean").reshape(-1)
 
     def cell(self, part: Rectangle) -> dict[str, Any]:
         """Describe a cell: mean, max, and the row and column of its strongest weight."""
-        with torch.no_grad():
-            crop = self.A[0, 0, part.top : part.bottom, part.left : part.right].float().cpu().numpy()
-        allowed = self.allowed.cells(part, 1)
-        at = np.unravel_index(int(np.where(allowed, crop, -1).argmax()), crop.shape)
+        crop = self._cells(part, 0, "mean")
+        at = np.unravel_index(int(crop.argmax()), crop.shape)
         query, key = part.top + int(at[0]), part.left + int(at[1])
         row, column = self.row(query), self.column(key)
         weights = row[row >= 0].astype(np.float64)
@@ -115,10 +107,10 @@ class Head:
         return {
             "query": query,
             "key": key,
-            "masked": not bool(allowed.any()),
+            "masked": bool(crop.max() < 0),
             "weight": max(0.0, float(row[key])),
-            "mean": float(crop.mean()),
-            "max": float(crop.max()),
+            "mean": float(crop.clip(min=0).mean(dtype=np.float64)),
+            "max": max(0.0, float(crop.max())),
             "rank": int((row > row[key]).sum()) + 1,
             "visible": len(weights),
             "entropy": float(-(positive * np.log(positive)).sum()) + 0.0,
@@ -191,7 +183,7 @@ class Subject:
         matrix = self.matrices[call]
 
         def make() -> Head:
-            A = single(matrix.call.weights, batch, head)
+            A = matrix.call.weights.select(batch, head).batched()
             allowed = Allowed(matrix.mask, batch, head, matrix.N, matrix.M)
             return Head(A, allowed, (call, batch, head), self.memory)
 

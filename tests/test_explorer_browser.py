@@ -7,6 +7,7 @@ import base64
 import csv
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -67,6 +68,7 @@ DENSE = [call.weights.dense()[0].numpy() for call in RECORD.log]
 @pytest.fixture(scope="module")
 def short() -> Iterator[Explorer]:
     with explore(RECORD, words(N), title="short") as page:
+        page.subject.translator = ll.translate.load()
         yield page
 
 
@@ -350,7 +352,7 @@ def test_heads_over_each_other_and_arcs(short: Explorer, tab: New) -> None:
     assert page.page.locator(".arcs path").count() == strong.sum()
 
 
-@pytest.mark.parametrize("room", ["heads", "map", "text"])
+@pytest.mark.parametrize("room", ["heads", "map", "text", "steps", "steps?show=model", "translate"])
 @pytest.mark.parametrize(
     "options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 390, "height": 844}}], ids=str
 )
@@ -359,11 +361,74 @@ def test_rules_of_accessibility(short: Explorer, tab: New, axe: str, room: str, 
     page = tab(**options)
     if size:
         page.page.set_viewport_size(size)
-    page.open(short.url, f"#{room}?call=1&head=2&token=30&cell=30,17")
+    page.open(short.url, f"#{room}{'&' if '?' in room else '?'}call=1&head=2&token=30&cell=30,17")
     assert page.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     page.page.evaluate(axe)
     found = page.page.evaluate("axe.run()")
     assert [(v["id"], [n["html"] for n in v["nodes"]][:3]) for v in found["violations"]] == []
+
+
+def test_steps(short: Explorer, tab: New) -> None:
+    page = tab().open(short.url, "#steps")
+    cells = page.locator("figure", has_text="output = weights v").locator("td button")
+    assert cells.all_inner_texts()[:2] == ["1.275", "2.364"]
+    score = page.locator("figure", has_text="scores = q kᵀ").locator("td button").first
+    score.hover()
+    assert "2.71 = query of “dog” · key of “dog” = −0.10 · 0.90 + 2 · 1.40" in page.inner_text(".explained")
+    marked = page.locator("td.term, td.other").all_inner_texts()
+    assert marked == ["−0.10", "2", "0.90", "1.40"]
+    page.get_by_label("x, dog, 1").fill("2.5")
+    page.get_by_label("Mask").select_option("causal mask")
+    page.wait_for_timeout(500)
+    x = torch.tensor([[2.5, 2.0, 3.0], [0.5, 1.0, 1.5], [2.0, 1.0, 0.5]])
+    first, second = (
+        x @ torch.tensor(w) for w in ([[0.6, -0.2], [0.1, 0.5], [-0.3, 0.4]], [[0.2, 0.3], [-0.4, 0.7], [0.5, -0.1]])
+    )
+    truth = ll.weights(first[None], second[None], mask=ll.Causal()).dense()[0]
+    found = page.locator("figure", has_text="weights = softmax").locator("td button").all_inner_texts()
+    assert [float(v) for v in found] == pytest.approx(truth.flatten().tolist(), abs=6e-4)
+    assert page.locator("td.infinite").count() == 3
+    page.reload()
+    page.wait_for_selector("figure td button")
+    page.wait_for_timeout(500)
+    again = page.locator("figure", has_text="weights = softmax").locator("td button").all_inner_texts()
+    assert again == found
+    page.get_by_label("x, dog, 1").fill("many")
+    assert page.get_by_label("x, dog, 1").get_attribute("aria-invalid") == "true"
+
+
+def test_the_steps_of_a_head(short: Explorer, tab: New) -> None:
+    page = tab().open(short.url, "#steps?show=model&call=1&head=2&token=30")
+    row = DENSE[1][2][30]
+    listed = page.eval_on_selector_all(".query tbody th small", "x => x.map((s) => +s.textContent)")
+    assert listed == np.argsort(-row, kind="stable")[:12].tolist()
+    page.locator(".query tbody tr").nth(3).hover()
+    q = RECORD.log[1].weights._problem.q[0, 2, 30]
+    k = RECORD.log[1].weights._problem.k[0, 2, listed[3]]
+    assert f"{float(q @ k):.2f}".replace("-", "−") in page.inner_text(".products p")
+    assert page.locator(".bars-of i").count() == 8
+
+
+def test_translate(short: Explorer, tab: New) -> None:
+    page = tab().open(short.url, "#translate")
+    page.get_by_label("English").fill("The cat is sleeping.")
+    page.locator(".french", has_text=re.compile("^Le chat dort.$")).wait_for()
+    aligned = ll.translate.load()("The cat is sleeping.").sentences[0]
+    from limelight.translate.display import alignment_of
+
+    truth = alignment_of(aligned).weights
+    assert page.locator(".links path").count() == int((truth >= 0.08).sum())
+    word = page.locator("button.chip-word").nth(1)
+    word.hover()
+    assert page.locator(".links path.own").count() == int((truth[1] >= 0.08).sum())
+    word.click()
+    offers = page.locator(".offers li")
+    assert offers.count() == 6
+    offers.nth(1).locator("button").click()
+    page.locator(".french", has_not_text=re.compile("^Le chat dort.$")).wait_for()
+    assert page.inner_text(".french").startswith("Le ")
+    page.get_by_label("English").fill("   ")
+    page.locator(".sentence").wait_for(state="detached")
 
 
 def test_a_saved_page_from_disk(tab: New, tmp_path: Path) -> None:

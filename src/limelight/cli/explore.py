@@ -40,10 +40,12 @@ def _serve(text: str, model: str | None, host: str, port: int, browser: bool) ->
     from limelight.explorer.serving import Explorer, need_server
     from limelight.explorer.subject import Subject
     from limelight.lens.terminal import read_with_progress
-    from limelight.translate import shipped
+    from limelight.translate import load, shipped
 
     need_server()
     subject = Subject.of(read_with_progress(model or shipped(), text))
+    if model is None:
+        subject.translator = load()
     with Explorer(subject, host=host, port=port) as explorer:
         click.echo(explorer.url)
         click.echo("Ctrl-C ends it.", err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from limelight.explorer.tiles import SIDE, Allowed, Floats, Rectangle, base_leve
 from limelight.lens import Call, Record, heads
 from limelight.lens.reading import Reading
 from limelight.matrix.base import Weights
+from limelight.translate import Translator
 
 SMALL = 2**22  # weights, over which a pass takes no noticeable time
 _KEPT = 128 * 2**20  # bytes of tiles and statistics
@@ -145,10 +147,20 @@ class Matrix:
 class Subject:
     """All matrices that a page shows."""
 
-    def __init__(self, title: str, matrices: Sequence[Matrix], *, note: str = "", wrote: str = "") -> None:
+    def __init__(
+        self,
+        title: str,
+        matrices: Sequence[Matrix],
+        *,
+        note: str = "",
+        wrote: str = "",
+        translator: Translator | None = None,
+    ) -> None:
         if not matrices:
             raise ValueError("there is no attention to explore: the record is empty")
         self.title, self.matrices, self.note, self.wrote = title, list(matrices), note, wrote
+        self.translator = translator
+        self.running = Lock()  # a recorder sees whatever a model does, so it runs for one question at a time
         self.memory = Memory(_KEPT)
 
     @staticmethod
@@ -230,7 +242,14 @@ class Subject:
             }
 
         calls = [described(m) for m in self.matrices]
-        return {"title": self.title, "note": self.note, "wrote": self.wrote, "calls": calls, "texts": texts}
+        return {
+            "title": self.title,
+            "note": self.note,
+            "wrote": self.wrote,
+            "calls": calls,
+            "texts": texts,
+            "translates": self.translator is not None,
+        }
 
 
 def _numbered(named: Sequence[tuple[Call, tuple[Texts | None, Texts | None]]]) -> list[Matrix]:

@@ -3,10 +3,12 @@ import * as address from "./address.js";
 import { count, h } from "./dom.js";
 import { headsRoom } from "./rooms/heads.js";
 import { mapRoom } from "./rooms/map.js";
+import { stepsRoom } from "./rooms/steps.js";
 import { textRoom } from "./rooms/text.js";
+import { translateRoom } from "./rooms/translate.js";
 import { Subject } from "./subject.js";
 
-const ROOMS = [headsRoom, mapRoom, textRoom];
+const ROOMS = [headsRoom, mapRoom, textRoom, stepsRoom, translateRoom];
 
 /** Starts the explorer in an element, with data from a source. */
 export async function start(root, source, { embedded = false } = {}) {

@@ -27,6 +27,12 @@ Type compute_type(const Problem& p) { return p.wide() ? Type::f64 : Type::f32; }
 
 Rows rows(Address data, int type, const Strides& s) { return {pointer(data), Type(type), s[0], s[1], s[2]}; }
 
+// The keys that queries may attend to: those in a query's spans and where the dense mask is true.
+struct AllowedKeys {
+    Spans spans;
+    Grid dense;
+};
+
 void bind_problem(nb::module_& m) {
     nb::class_<Spans>(m, "Spans", "Spans of keys for each query, int32 (batch or 1, N, count, 2).")
         .def(
@@ -42,32 +48,38 @@ void bind_problem(nb::module_& m) {
                 new (self) Grid{pointer(data), Type(type), strides[0], strides[1], strides[2], strides[3]};
             },
             nb::kw_only(), "data"_a, "type"_a, "strides"_a);
+    nb::class_<AllowedKeys>(m, "AllowedKeys", "The keys that queries may attend to: those in spans and where `dense` is true.")
+        .def(
+            "__init__",
+            [](AllowedKeys* self, std::optional<Spans> spans, std::optional<Grid> dense) {
+                new (self) AllowedKeys{spans ? *spans : Spans{}, dense ? *dense : Grid{}};
+            },
+            nb::kw_only(), "spans"_a = nb::none(), "dense"_a = nb::none());
+    // Calls with more than 15 keywords take several times as long, so numbers that belong together are one argument.
     nb::class_<Problem>(m, "Problem", "One attention call. Strides are in elements; address 0 and None mean absent.")
         .def(
             "__init__",
             [](Problem* self, const std::array<int64_t, 6>& sizes, int64_t value_width, int type, int value_type, Address q,
                const Strides& q_strides, Address k, const Strides& k_strides, Address v, const Strides& v_strides, Address out,
-               const Strides& out_strides, double scale, Address lse, Address normalisers, std::optional<Spans> spans,
-               std::optional<Grid> mask, std::optional<Grid> bias, Address slopes, Address offsets, Address sink, double softcap,
-               double temperature, double dropout, uint64_t seed) {
+               const Strides& out_strides, const std::array<double, 3>& scaling, std::optional<AllowedKeys> mask, Address lse,
+               Address normalisers, std::optional<Grid> bias, Address slopes, Address offsets, Address sink, double dropout,
+               uint64_t seed) {
                 Problem* p = new (self) Problem;
                 p->B = sizes[0], p->Hq = sizes[1], p->Hkv = sizes[2], p->N = sizes[3], p->M = sizes[4], p->D = sizes[5];
                 p->Dv = value_width;
                 p->q = rows(q, type, q_strides), p->k = rows(k, type, k_strides), p->v = rows(v, value_type, v_strides);
                 p->out = rows(out, value_type, out_strides);
                 p->lse = pointer(lse), p->normalisers = pointer(normalisers);
-                if (spans) p->spans = *spans;
-                if (mask) p->mask = *mask;
+                if (mask) p->spans = mask->spans, p->mask = mask->dense;
                 if (bias) p->bias = *bias;
                 p->slopes = pointer(slopes), p->offsets = pointer(offsets), p->sink = pointer(sink);
-                p->scale = scale, p->softcap = softcap, p->temperature = temperature;
+                p->scale = scaling[0], p->softcap = scaling[1], p->temperature = scaling[2];
                 p->dropout = dropout, p->seed = seed;
             },
             nb::kw_only(), "sizes"_a, "value_width"_a, "type"_a, "value_type"_a, "q"_a, "q_strides"_a, "k"_a, "k_strides"_a,
-            "v"_a, "v_strides"_a, "out"_a, "out_strides"_a, "scale"_a, "lse"_a = 0, "normalisers"_a = 0,
-            "spans"_a = nb::none(), "mask"_a = nb::none(), "bias"_a = nb::none(), "slopes"_a = 0, "offsets"_a = 0,
-            "sink"_a = 0, "softcap"_a = 0.0, "temperature"_a = 1.0, "dropout"_a = 0.0, "seed"_a = 0,
-            "`sizes` are (B, Hq, Hkv, N, M, D).")
+            "v"_a, "v_strides"_a, "out"_a, "out_strides"_a, "scaling"_a, "mask"_a = nb::none(), "lse"_a = 0, "normalisers"_a = 0,
+            "bias"_a = nb::none(), "slopes"_a = 0, "offsets"_a = 0, "sink"_a = 0, "dropout"_a = 0.0, "seed"_a = 0,
+            "`sizes` are (B, Hq, Hkv, N, M, D) and `scaling` (scale, softcap, temperature).")
         .def(
             "read_int8",
             [](Problem& p, Address k_scale, const std::array<int64_t, 2>& k_scale_strides, Address v_scale,
@@ -110,17 +122,16 @@ void bind_statistics(nb::module_& m) {
         .def(
             "__init__",
             [](Request* self, const std::string& name, const std::vector<Address>& outputs, const std::vector<double>& numbers,
-               std::optional<Spans> spans, std::optional<Grid> mask, Address rows_data, int rows_type, const Strides& rows_strides) {
+               std::optional<AllowedKeys> mask, Address rows_data, int rows_type, const Strides& rows_strides) {
                 Request* r = new (self) Request;
                 r->name = name;
                 for (const Address a : outputs) r->outputs.push_back(pointer(a));
                 r->numbers = numbers;
-                if (spans) r->spans = *spans;
-                if (mask) r->mask = *mask;
+                if (mask) r->spans = mask->spans, r->mask = mask->dense;
                 r->rows = rows(rows_data, rows_type, rows_strides);
             },
-            nb::kw_only(), "name"_a, "outputs"_a, "numbers"_a = std::vector<double>{}, "spans"_a = nb::none(),
-            "mask"_a = nb::none(), "rows"_a = 0, "rows_type"_a = 0, "rows_strides"_a = Strides{});
+            nb::kw_only(), "name"_a, "outputs"_a, "numbers"_a = std::vector<double>{}, "mask"_a = nb::none(),
+             "rows"_a = 0, "rows_type"_a = 0, "rows_strides"_a = Strides{});
 }
 
 void bind_calls(nb::module_& m) {

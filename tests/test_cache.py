@@ -165,7 +165,7 @@ def test_bytes_are_read_as_they_are(sizes: tuple[int, ...], dtype: torch.dtype) 
     cache = ll.ByteCache()
     cache[0].extend(k[:, :, :10], v[:, :, :10])
     kept_k, kept_v = cache[0].extend(k[:, :, 10:], v[:, :, 10:])
-    a, b = kept_k.numbers(torch.float64), kept_v.numbers(torch.float64)
+    a, b = kept_k.dequantise(torch.float64), kept_v.dequantise(torch.float64)
     assert float((a - k.double()).abs().max() / k.double().abs().max()) < 1 / 250
     for mask, bias in ((None, None), (ll.Causal() & ll.Window(50), ll.ALiBi(H))):
         got = attention_int8(q, kept_k, kept_v, mask=mask, bias=bias)

@@ -167,7 +167,7 @@ def test_padding_is_not_computed_and_changes_nothing(order: str) -> None:
         found.append([out[real], x.grad, *(p.grad.clone() for p in encoder.parameters() if p.grad is not None)])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
-    with pytest.raises(ValueError, match="Padding speaks of 2 batch elements and there are 3"):
+    with pytest.raises(ValueError, match="Padding has 2 lengths and there are 3 batch elements"):
         encoder(x, mask=ll.Padding([3, 4]))
 
 

@@ -266,7 +266,7 @@ def test_instruction_sets_agree(isa: str) -> None:
 
 
 def test_a_missing_instruction_set_is_named() -> None:
-    with pytest.raises(ValueError, match=r"'sse9' is not one of this machine's: baseline"):
+    with pytest.raises(ValueError, match=r"'sse9' is not available on this machine, which has baseline"):
         backends.set_isa("sse9")
 
 
@@ -281,7 +281,7 @@ def test_the_environment_forces_an_instruction_set() -> None:
     wrong = {**os.environ, "LIMELIGHT_ISA": "mmx"}
     run = subprocess.run([sys.executable, "-c", code], env=wrong, capture_output=True, text=True)
     assert run.returncode == 1
-    assert "'mmx' is not one of this machine's: baseline" in run.stderr
+    assert "'mmx' is not available on this machine, which has baseline" in run.stderr
 
 
 def test_weights_is_attention() -> None:

@@ -406,7 +406,7 @@ def test_errors() -> None:
         A.mass(torch.ones(5))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"u is torch.int64; it must be floats"):
         A.T @ torch.ones(2, 3, 4, 1).long()
-    with pytest.raises(ValueError, match="speaks of 4 batch elements and q has 2"):
+    with pytest.raises(ValueError, match="is made for 4 batch elements and q has 2"):
         A.mass(ll.Padding([1, 2, 3, 4]))
     with pytest.raises(ValueError, match="pool: rows = 0 must be at least 1"):
         A.pool(0, 4)

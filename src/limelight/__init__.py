@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from limelight.core.biases import ALiBi, DenseBias, Relative
     from limelight.core.checks import SlowPathWarning
     from limelight.core.masks import Causal, Dense, Documents, First, Padding, Prefix, Window
+    from limelight.explorer import explore
     from limelight.functional import attention, backend_for, weights
     from limelight.lens.watching import watch
     from limelight.matrix.base import Weights
@@ -26,6 +28,7 @@ _HOME = {
     "trace": "matrix.steps",
     "rollout": "matrix.flow",
     "watch": "lens.watching",
+    "explore": "explorer",
     "Causal": "core.masks",
     "Window": "core.masks",
     "Padding": "core.masks",
@@ -64,6 +67,7 @@ __all__ = [
     "attention",
     "backend_for",
     "experiments",
+    "explore",
     "lens",
     "models",
     "nn",
@@ -77,6 +81,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return version("limelight")
     if name in _PACKAGES:
         return import_module(f"limelight.{name}")
     if name not in _HOME:

@@ -58,8 +58,7 @@ def attention(
     p = Problem(q, k, AttentionSpec(mask, bias, scale, softcap, sink, temperature))
     if dropout.__class__ is not float or not 0 <= dropout < 1:
         dropout = check_dropout(dropout)
-    out = backends.attention(p, p.check_values(v), dropout=dropout, backend=backend)
-    return out if len(p.lead) == 1 else out.reshape(*p.lead, *out.shape[1:])
+    return p.with_lead(backends.attention(p, p.check_values(v), dropout, backend))
 
 
 def attention_int8(

@@ -64,10 +64,10 @@ class _EagerAttention(torch.autograd.Function):
         ctx: Any, lowered: LoweredSpec, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor | float | None
     ) -> tuple[Tensor, Tensor]:
         """Run the kernels and keep what their derivative needs."""
-        out, lse = _forward(q, k, v, *lowered)
+        (B, Hq, N, D), (_, Hkv, M, _) = q.shape, k.shape
+        out, lse = native.forward_with_lse(q, k, v, lowered, Sizes(B, Hq, Hkv, N, M, D))
         ctx.set_materialize_grads(False)
-        tensors = [x if isinstance(x, Tensor) else None for x in learned]
-        ctx.save_for_backward(q, k, v, out, lse, *tensors)
+        ctx.save_for_backward(q, k, v, out, lse, *(x if isinstance(x, Tensor) else None for x in learned))
         ctx.lowered = lowered
         return out, lse
 
@@ -76,8 +76,8 @@ class _EagerAttention(torch.autograd.Function):
         """Run the kernels of the gradient, or plain torch where it is differentiated once more."""
         q, k, v, out, lse, *learned = ctx.saved_tensors
         lowered: LoweredSpec = ctx.lowered
-        current = {name: x for name, x in zip(_LEARNED, learned, strict=True) if x is not None}
-        if current:
+        if any(x is not None for x in learned):
+            current = {name: x for name, x in zip(_LEARNED, learned, strict=True) if x is not None}
             lowered = lowered._replace(**current)
         dout = torch.zeros_like(out) if dout is None else dout
         wanted = Wanted(*ctx.needs_input_grad[4:])
@@ -90,9 +90,7 @@ class _EagerAttention(torch.autograd.Function):
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor]:
     (B, Hq, N, D), (_, Hkv, M, _) = q.shape, k.shape
-    out, normalisers = native.forward(q, k, v, LoweredSpec(*spec), Sizes(B, Hq, Hkv, N, M, D), want_normalisers=True)
-    assert normalisers is not None
-    return out, normalisers.lse
+    return native.forward_with_lse(q, k, v, LoweredSpec(*spec), Sizes(B, Hq, Hkv, N, M, D))
 
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,7 @@ def choose(p: Problem) -> Backend:
     return _NATIVE
 
 
-def attention(p: Problem, v: Tensor, *, dropout: float = 0.0, backend: str | None = None) -> Tensor:
+def attention(p: Problem, v: Tensor, dropout: float = 0.0, backend: str | None = None) -> Tensor:
     """Compute the output ``(B, H, N, Dv)``."""
     if backend is None and not dropout and choose(p) is _NATIVE and not _is_recorded(p, v):
         return native.attention(p, v)
@@ -101,7 +101,8 @@ def _is_recorded(p: Problem, v: Tensor) -> bool:
     """Return True if autograd, a transformation or a tensor subclass has to know of the call."""
     if _grad_enabled() and (v.requires_grad or p.requires_grad):
         return True
-    return is_traced() or has_subclass(p.q, p.k, v)
+    plain = p.q.__class__ is p.k.__class__ is v.__class__ is Tensor
+    return is_traced() or not (plain or not has_subclass(p.q, p.k, v))
 
 
 def _attention_and_lse(p: Problem, v: Tensor, dropout: float, backend: str | None) -> tuple[Tensor, Tensor]:
@@ -111,9 +112,7 @@ def _attention_and_lse(p: Problem, v: Tensor, dropout: float, backend: str | Non
         return blocks.forward(p, v, lowered)
     if _is_recorded(p, v):
         return autograd.attention(p.q, p.k, v, lowered)
-    out, normalisers = native.forward(p.q, p.k, v, lowered, p.sizes, want_normalisers=True)
-    assert normalisers is not None
-    return out, normalisers.lse
+    return native.forward_with_lse(p.q, p.k, v, lowered, p.sizes)
 
 
 def _name_of_backend(p: Problem, forced: str | None) -> str:

@@ -58,7 +58,7 @@ def attention(p: Problem, v: Tensor) -> Tensor:
     Most calls are this one, and with few keys the Python around the kernels is most of their cost.
     """
     q, k = p.q, p.k
-    B, Hq, _, N, M, _ = p.sizes
+    B, Hq, _, N, M, D = p.sizes
     if p.bias is not None or p.sink is not None or not (B and Hq and N and M):
         return forward(q, k, v, p.lower(), p.sizes)[0]
     q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
@@ -66,17 +66,19 @@ def attention(p: Problem, v: Tensor) -> Tensor:
     in_place = q_strides[3] == k_strides[3] == v_strides[3] == 1 and q_data and k_data and v_data
     if not in_place or q.is_neg() or k.is_neg() or v.is_neg():
         return forward(q, k, v, p.lower(), p.sizes)[0]
-    out = empty_output(q, v)
+    dtype, value_dtype, width = q.dtype, v.dtype, v.shape[3]
+    out = _empty_like(q) if dtype is value_dtype and width == D else empty_output(q, v)
+    out_strides = out.stride()
+    if out_strides[3] != 1:
+        out = empty_output(q, v)
+        out_strides = out.stride()
     mask = None if p.mask is None else lower_mask(p.mask, N, M)
-    spans = grid = None
-    if mask is not None:
-        spans, grid = mask.prepared or _prepare_mask(mask, p.sizes)
     _forward(
         _make_problem(
             sizes=p.sizes,
-            value_width=v.shape[3],
-            type=_TYPES[q.dtype],
-            value_type=_TYPES[v.dtype],
+            value_width=width,
+            type=_TYPES[dtype],
+            value_type=_TYPES[value_dtype],
             q=q_data,
             q_strides=q_strides,
             k=k_data,
@@ -84,12 +86,9 @@ def attention(p: Problem, v: Tensor) -> Tensor:
             v=v_data,
             v_strides=v_strides,
             out=out.data_ptr(),
-            out_strides=out.stride(),
-            scale=p.scale,
-            spans=spans,
-            mask=grid,
-            softcap=p.softcap or 0.0,
-            temperature=float(p.temperature),
+            out_strides=out_strides,
+            scaling=(p.scale, p.softcap or 0.0, float(p.temperature)),
+            mask=None if mask is None else mask.prepared or _prepare_mask(mask, p.sizes),
         ),
         _threads(),
     )
@@ -100,17 +99,31 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec, sizes: Sizes, *, want_normalisers: bool = False
 ) -> tuple[Tensor, Normalisers | None]:
     """Compute the output, and the normalisers of each row if wanted."""
+    normalisers = Normalisers.empty(sizes, compute_dtype(q)) if want_normalisers else None
+    lse, scaled = (None, None) if normalisers is None else normalisers
+    return _run_forward(q, k, v, lowered, sizes, lse, scaled), normalisers
+
+
+def forward_with_lse(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """Compute the output and the log-sum-exp of each row, ``(B, Hq, N)``."""
+    lse = torch.empty((sizes.B, sizes.Hq, sizes.N), dtype=compute_dtype(q))
+    return _run_forward(q, k, v, lowered, sizes, lse, None), lse
+
+
+def _run_forward(
+    q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec, sizes: Sizes, lse: Tensor | None, scaled: Tensor | None
+) -> Tensor:
     q, k, v = readable("q", q), readable("k", k), readable("v", v)
     out = empty_output(q, v)
-    normalisers = Normalisers.empty(sizes, compute_dtype(q)) if want_normalisers else None
     if not (sizes.B and sizes.Hq and sizes.N and sizes.M):
-        if normalisers is not None:
-            normalisers.lse.fill_(-torch.inf)
-            normalisers.scaled.zero_()
-        return out.zero_(), normalisers
+        if lse is not None:
+            lse.fill_(-torch.inf)
+        if scaled is not None:
+            scaled.zero_()
+        return out.zero_()
     operands = _Operands(lowered, q, sizes)
-    _forward(operands.problem(q, k, v, out, normalisers=normalisers), _threads())
-    return out, normalisers
+    _forward(operands.problem(q, k, v, out, lse=lse, scaled=scaled), _threads())
+    return out
 
 
 def forward_int8(q: Tensor, k: Int8Rows, v: Int8Rows, lowered: LoweredSpec, sizes: Sizes) -> Tensor:
@@ -145,7 +158,7 @@ def statistics(
     dtype = compute_dtype(q)
     normalisers = Normalisers.empty(sizes, dtype) if known is None else Normalisers(*(x.contiguous() for x in known))
     operands = _Operands(lowered, q, sizes)
-    problem = operands.problem(q, k, k[..., :0], q[..., :0], normalisers=normalisers)
+    problem = operands.problem(q, k, k[..., :0], q[..., :0], lse=normalisers.lse, scaled=normalisers.scaled)
     outputs = [statistic.outputs(sizes, dtype) for statistic in asked]
     masks = [None if x.mask is None else lower_mask(x.mask, sizes.N, sizes.M) for x in asked]
     tensors = [None if x.operand is None else readable("u", x.operand) for x in asked]
@@ -166,14 +179,13 @@ def statistics(
 def _request(
     statistic: Statistic, outputs: list[Tensor], mask: LoweredMask | None, rows: Tensor | None, sizes: Sizes
 ) -> _native.Request:
-    spans, grid = (None, None) if mask is None else (mask.prepared or _prepare_mask(mask, sizes))
+    allowed = None if mask is None else mask.prepared or _prepare_mask(mask, sizes)
     if rows is None:
         return _native.Request(
             name=statistic.kernel,
             outputs=[x.data_ptr() for x in outputs],
             numbers=statistic.numbers(),
-            spans=spans,
-            mask=grid,
+            mask=allowed,
         )
     return _native.Request(
         name=statistic.kernel,
@@ -414,17 +426,17 @@ def _spans(spans: Tensor, sizes: Sizes) -> _native.Spans:
     return _native.Spans(data=spans.data_ptr(), batch_stride=0 if batch == 1 else rows * count * 2, count=count)
 
 
-def _prepare_mask(mask: LoweredMask, sizes: Sizes) -> tuple[_native.Spans | None, _native.Grid | None]:
+def _prepare_mask(mask: LoweredMask, sizes: Sizes) -> _native.AllowedKeys:
     """Make what the kernels take for a mask, which the mask keeps: its tensors live as long as it does."""
     if mask.spans is not None:
         mask.spans = mask.spans.to("cpu", torch.int32).contiguous()
     if mask.dense is not None:
         mask.dense = mask.dense.to("cpu")
-    mask.prepared = (
-        None if mask.spans is None else _spans(mask.spans, sizes),
-        None if mask.dense is None else _grid(mask.dense, sizes),
+    mask.prepared = allowed = _native.AllowedKeys(
+        spans=None if mask.spans is None else _spans(mask.spans, sizes),
+        dense=None if mask.dense is None else _grid(mask.dense, sizes),
     )
-    return mask.prepared  # type: ignore[no-any-return]
+    return allowed
 
 
 class _Operands:
@@ -435,7 +447,8 @@ class _Operands:
     def __init__(self, lowered: LoweredSpec, q: Tensor, sizes: Sizes) -> None:
         self._lowered, self._sizes = lowered, sizes
         self._temperature = float(lowered.temperature)
-        self._mask = LoweredMask(lowered.spans, lowered.mask)
+        masked = lowered.spans is not None or lowered.mask is not None
+        self._mask = LoweredMask(lowered.spans, lowered.mask) if masked else None
         bias = lowered.bias
         if bias is not None:
             bias = bias.detach().resolve_neg().to(q.device)
@@ -457,11 +470,10 @@ class _Operands:
         out: Tensor,
         *,
         lse: Tensor | None = None,
-        normalisers: Normalisers | None = None,
+        scaled: Tensor | None = None,
     ) -> _native.Problem:
         """Describe the call; the tensors must live until it is over."""
         lowered, sizes = self._lowered, self._sizes
-        spans, mask = _prepare_mask(self._mask, sizes)
         return _make_problem(
             sizes=sizes,
             value_width=v.shape[3],
@@ -475,17 +487,14 @@ class _Operands:
             v_strides=v.stride(),
             out=out.data_ptr(),
             out_strides=out.stride(),
-            scale=lowered.scale,
-            lse=_address(lse if normalisers is None else normalisers.lse),
-            normalisers=0 if normalisers is None else normalisers.scaled.data_ptr(),
-            spans=spans,
-            mask=mask,
+            scaling=(lowered.scale, lowered.softcap, self._temperature),
+            mask=None if self._mask is None else _prepare_mask(self._mask, sizes),
+            lse=_address(lse),
+            normalisers=_address(scaled),
             bias=None if self._bias is None else _grid(self._bias, sizes),
             slopes=_address(self._slopes),
             offsets=_address(self._offsets),
             sink=_address(self._sink),
-            softcap=lowered.softcap,
-            temperature=self._temperature,
             dropout=lowered.dropout,
             seed=0 if lowered.seed is None else int(lowered.seed),
         )

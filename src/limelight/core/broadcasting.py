@@ -33,6 +33,8 @@ def dense_lead(tensor: Tensor) -> tuple[int, int]:
 
 def common_lead(who: object, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
     """Return the numbers of batch elements and heads of a combination, or an error that says what clashes."""
+    if a == b:
+        return a
     if any(x != y and x != 1 and y != 1 for x, y in zip(a, b, strict=True)):
         raise ValueError(f"{who!r}: one side has (batch, heads) = {a} and the other {b}")
     return (a[0] if b[0] == 1 else b[0]), (a[1] if b[1] == 1 else b[1])

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
 _STRIDED = torch.strided
 
 
@@ -24,17 +24,20 @@ def describe(value: object) -> str:
 
 def check_tensor(name: str, x: Any) -> torch.dtype:
     """Return the dtype of a strided tensor of floats, or raise."""
-    if isinstance(x, Tensor):
-        dtype = x.dtype
-        if dtype not in DTYPES:
-            raise TypeError(f"{name} is {dtype}; attention takes float32, bfloat16, float16 or float64")
-        if x.layout is not _STRIDED:
-            hint = "pad it with torch.nested.to_padded_tensor" if x.is_nested else "make it dense with .to_dense()"
-            raise TypeError(f"{name} has layout {x.layout}; {hint}")
-        if x.is_nested:
-            raise TypeError(f"{name} is a nested tensor; pad it with torch.nested.to_padded_tensor and use Padding")
-        return dtype
+    if x.__class__ is Tensor or isinstance(x, Tensor):
+        dtype: torch.dtype = x.dtype
+        if dtype in DTYPES and x.layout is _STRIDED and not x.is_nested:
+            return dtype
+        raise TypeError(_explain_tensor(name, x))
     raise TypeError(f"{name} must be a torch tensor, not {type(x).__name__}")
+
+
+def _explain_tensor(name: str, x: Tensor) -> str:
+    if x.is_nested:
+        return f"{name} is a nested tensor; pad it with torch.nested.to_padded_tensor and mask with Padding(lengths)"
+    if x.dtype not in DTYPES:
+        return f"{name} is {x.dtype}; attention takes float32, bfloat16, float16 or float64"
+    return f"{name} has layout {x.layout}; make it dense with .to_dense()"
 
 
 def check_device(name: str, x: Tensor, other: str, y: Tensor) -> None:

@@ -78,9 +78,9 @@ class Problem:
 
     __slots__ = (
         "_learned",
+        "_shape",
         "bias",
         "k",
-        "lead",
         "mask",
         "on_cpu",
         "q",
@@ -100,16 +100,17 @@ class Problem:
             raise TypeError(f"q is {q.dtype} and k is {k.dtype}; convert one with .to()")
         if isinstance(scale, Tensor) and (scale.requires_grad or is_traced()):
             q, scale = q * check_one_number("scale", scale).to(dtype), 1.0
-        shape, key_shape = q.shape, k.shape
+        self._shape = shape = q.shape
+        key_shape = k.shape
         if len(shape) == len(key_shape) == 4:
-            self.lead: Sequence[int] = shape[:1]
+            B, Hq, N, D = shape
+            key_B, Hkv, M, key_D = key_shape
         else:
-            self.lead = shape[:-3]
-            if len(shape) < 3 or len(key_shape) < 3 or self.lead != key_shape[:-3]:
+            if len(shape) < 3 or len(key_shape) < 3 or shape[:-3] != key_shape[:-3]:
                 raise ValueError(_explain_clash(shape, key_shape))
             q, k = batched(q), batched(k)
-        B, Hq, N, D = q.shape
-        key_B, Hkv, M, key_D = k.shape
+            B, Hq, N, D = q.shape
+            key_B, Hkv, M, key_D = k.shape
         if key_B != B or key_D != D or D == 0 or (Hq != Hkv and (Hkv == 0 or Hq % Hkv)):
             raise ValueError(_explain_clash(shape, key_shape))
         if M >= 2**31 or N >= 2**31:
@@ -128,9 +129,19 @@ class Problem:
             temperature if temperature.__class__ is float and temperature == 1.0 else _check_temperature(temperature)
         )
         # Tensors beside q and k to which a gradient may flow.
-        self._learned: list[Tensor] = [] if bias is None else self.bias.tensors()  # type: ignore[union-attr]
-        if sink is not None or self.temperature.__class__ is not float:
-            self._learned = self._learned + [x for x in (self.sink, self.temperature) if isinstance(x, Tensor)]
+        self._learned: Sequence[Tensor] = ()
+        if bias is not None or sink is not None or self.temperature.__class__ is not float:
+            given = [] if self.bias is None else self.bias.tensors()
+            self._learned = [*given, *(x for x in (self.sink, self.temperature) if isinstance(x, Tensor))]
+
+    @property
+    def lead(self) -> Sequence[int]:
+        """The shape of the batch axes that the tensors came with."""
+        return self._shape[:-3]
+
+    def with_lead(self, x: Tensor) -> Tensor:
+        """Shape ``(B, …)`` to the batch axes that the tensors came with."""
+        return x if len(self._shape) == 4 else x.reshape(*self._shape[:-3], *x.shape[1:])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -188,15 +199,16 @@ class Problem:
             v = autocast(v)
         check_tensor("v", v)
         shape = v.shape
-        _, _, Hkv, _, M, _ = self.sizes
-        if len(shape) < 3 or shape[-3] != Hkv or shape[-2] != M or shape[:-3] != self.lead:
+        B, _, Hkv, _, M, _ = self.sizes
+        four = len(shape) == len(self._shape) == 4 and shape[0] == B and shape[1] == Hkv and shape[2] == M
+        if not four and (len(shape) < 3 or shape[-3] != Hkv or shape[-2] != M or shape[:-3] != self.lead):
             raise ValueError(
                 f"v {tuple(v.shape)} does not fit k {(*self.lead, *self.k.shape[1:])}: "
                 f"all axes but the last must be {(*self.lead, Hkv, M)}"
             )
         if not (self.on_cpu and v.is_cpu):
             check_device("v", v, "k", self.k)
-        return v if len(shape) == 4 else batched(v)
+        return v if four else batched(v)
 
 
 def raise_spec(q: Tensor, k: Tensor, lowered: LoweredSpec) -> Problem:

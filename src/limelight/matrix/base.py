@@ -14,7 +14,7 @@ from limelight.core.checks import DTYPES
 from limelight.core.masks import Mask
 from limelight.core.problem import batched
 from limelight.core.tracing import has_subclass, is_traced
-from limelight.matrix.indexing import places
+from limelight.matrix.indexing import check_index, places
 from limelight.matrix.observation import Observation
 from limelight.matrix.showing import draw_small, show
 from limelight.matrix.statistics import STATISTICS, cover, distance, entropy, mass, pool, profile, received, similarity
@@ -125,6 +125,17 @@ class Weights:
         (1, 9, 9)
         """
         raise NotImplementedError
+
+    def _place(self, batch: int | tuple[int, ...], head: int | None) -> tuple[int, int | None]:
+        """The number of a batch element among all, and of a head, in range."""
+        *lead, H, _, _ = self.shape
+        at = batch if isinstance(batch, tuple) else (batch,) * len(lead)
+        if len(at) != len(lead):
+            raise IndexError(f"batch = {batch!r}: give {len(lead)} numbers, one for each batch axis of {self.shape}")
+        number = 0
+        for axis, (x, n) in enumerate(zip(at, lead, strict=True)):
+            number = number * n + check_index(x, n, axis, self.shape)
+        return number, None if head is None else check_index(head, H, len(lead), self.shape)
 
     def batched(self) -> Weights:
         """The same matrix with exactly one batch axis, ``(batch, heads, queries, keys)``."""

@@ -59,9 +59,9 @@ class DenseWeights(Weights):
 
     def select(self, batch: int | tuple[int, ...] = 0, head: int | None = None) -> Weights:
         """One batch element, and one head unless that is None."""
-        at = batch if isinstance(batch, tuple) else (batch,) * (self.ndim - 3)
-        part = self._matrix[at]
-        return DenseWeights(part if head is None else part[head][None])
+        b, h = self._place(batch, head)
+        part = batched(self._matrix)[b]
+        return DenseWeights(part if h is None else part[h][None])
 
     def batched(self) -> Weights:
         """The same matrix with exactly one batch axis."""

@@ -44,9 +44,9 @@ def places(index: Any, shape: Sequence[int]) -> Places:
             at_axis = list(range(*x.indices(n)))
             result.append(len(at_axis))
         elif paired and axis >= len(shape) - 2:
-            at_axis = [_within(y, n, axis, shape) for y in x]
+            at_axis = [check_index(y, n, axis, shape) for y in x]
         elif (whole := _whole(x)) is not None:
-            at_axis = [_within(whole, n, axis, shape)]
+            at_axis = [check_index(whole, n, axis, shape)]
         else:
             raise TypeError(
                 f"A[…]: integers, slices, '...' and two lists of queries and keys are indices, not {type(x).__name__}"
@@ -55,7 +55,8 @@ def places(index: Any, shape: Sequence[int]) -> Places:
     return Places(chosen, [*result, len(many[0])] if paired else result, paired)
 
 
-def _within(x: int, n: int, axis: int, shape: Sequence[int]) -> int:
+def check_index(x: int, n: int, axis: int, shape: Sequence[int]) -> int:
+    """Return an index from 0 to ``n - 1``, counting from the end where it is negative."""
     if not -n <= x < n:
         raise IndexError(f"A[…]: index {x} is out of range for axis {axis} of {tuple(shape)}")
     return x % n

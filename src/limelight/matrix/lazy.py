@@ -69,12 +69,8 @@ class LazyWeights(Weights):
     def select(self, batch: int | tuple[int, ...] = 0, head: int | None = None) -> Weights:
         """One batch element, and one head unless that is None, as lazy as before."""
         p = self._problem
-        lead = self.shape[:-3]
-        at = batch if isinstance(batch, tuple) else (batch,) * len(lead)
-        numbers = torch.arange(p.sizes.B).reshape(lead)
-        b = int(numbers[at]) if lead else 0
+        b, h = self._place(batch, head)
         group = p.sizes.Hq // p.sizes.Hkv
-        h = None if head is None else range(p.sizes.Hq)[head]
         heads = slice(None) if h is None else slice(h, h + 1)
         key_heads = slice(None) if h is None else slice(h // group, h // group + 1)
         lowered = _select_spec(p.lower(), b, heads, p.sizes.B, p.sizes.Hq)

@@ -111,7 +111,7 @@ _cache: dict[Hashable, LoweredMask] = {}
 def lower_mask(mask: Mask, N: int, M: int) -> LoweredMask:
     """Lower a mask for ``N`` queries and ``M`` keys; masks without tensors are lowered once."""
     key = mask.key() if N <= _CACHED_QUERIES else None
-    if key is None or is_traced():
+    if key is None or is_traced():  # tensors of a trace belong to it alone
         return LoweredMask(*mask.lower(N, M))
     found = _cache.get((key, N, M))
     if found is None:

@@ -54,9 +54,11 @@ class Window(Mask):
     right: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "left", check_whole("Window", "left", self.left))
-        if self.right is not None:
-            object.__setattr__(self, "right", check_whole("Window", "right", self.right))
+        left, right = check_whole("Window", "left", self.left), self.right
+        if right is not None:
+            object.__setattr__(self, "right", check_whole("Window", "right", right))
+        if left is not self.left:  # another kind of integer
+            object.__setattr__(self, "left", left)
 
     @property
     def _after(self) -> int:

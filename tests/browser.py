@@ -96,9 +96,8 @@ def tab(chromium: Any) -> Iterator[Callable[..., Tab]]:
     yield new
     for one in tabs:
         one.context.close()
-        assert one.messages == []
         away = [url for url in one.requests if not url.startswith(("http://127.0.0.1:", "file:", "data:", "blob:"))]
-        assert away == []
+        assert (one.messages, away) == ([], [])
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -155,11 +156,13 @@ class Subject:
         note: str = "",
         wrote: str = "",
         translator: Translator | None = None,
+        following: Sequence[tuple[str, float]] = (),
+        opens: tuple[int, int] | None = None,
     ) -> None:
         if not matrices:
             raise ValueError("there is no attention to explore: the record is empty")
         self.title, self.matrices, self.note, self.wrote = title, list(matrices), note, wrote
-        self.translator = translator
+        self.translator, self.following, self.opens = translator, list(following), opens
         self.running = Lock()  # a recorder sees whatever a model does, so it runs for one question at a time
         self.memory = Memory(_KEPT)
 
@@ -182,7 +185,14 @@ class Subject:
             left_out = sum(reading.left_out for reading in readings)
             note = f"The model has no positions for the last {left_out} tokens." if left_out else ""
             wrote = " ".join(reading.wrote for reading in readings if reading.wrote)
-            return Subject(title or readings[0].model, _numbered(named), note=note, wrote=wrote)
+            return Subject(
+                title or readings[0].model,
+                _numbered(named),
+                note=note,
+                wrote=wrote,
+                following=readings[-1].following,
+                opens=_most_telling(readings[0]),
+            )
         if isinstance(given, Weights):
             call = _call_of(given)
             return Subject(title or "attention", _numbered([(call, _texts_of(call, tokens))]))
@@ -248,8 +258,18 @@ class Subject:
             "wrote": self.wrote,
             "calls": calls,
             "texts": texts,
+            "following": self.following,
+            "opens": self.opens,
             "translates": self.translator is not None,
         }
+
+
+def _most_telling(reading: Reading) -> tuple[int, int] | None:
+    """Return the number of the call and the head with the strongest links, where it takes no time to find it."""
+    if sum(math.prod(call.shape) for call in reading.record.log) > 8 * SMALL:
+        return None
+    chosen, head = reading.most_telling()
+    return next(n for n, call in enumerate(reading.record.log) if call is chosen), head
 
 
 def _numbered(named: Sequence[tuple[Call, tuple[Texts | None, Texts | None]]]) -> list[Matrix]:

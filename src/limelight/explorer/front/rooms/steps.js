@@ -1,5 +1,5 @@
 // Steps: what attention does, number by number. First the worked example, then a query of a real head.
-import { dropdown, h, segments, settled, shown, weight } from "../dom.js";
+import { dropdown, h, segments, settled } from "../dom.js";
 import { csv, escaped, png, saveMenu } from "../save.js";
 import { QueryView } from "../steps/query.js";
 

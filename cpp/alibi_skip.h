@@ -1,4 +1,4 @@
-// What ALiBi's slopes make vanish is not computed.
+// Skips blocks of keys whose ALiBi weights are exactly 0.
 //
 // A logit is at most ‖q‖ · ‖k‖ − slope · distance, and a row's largest is at least the one at its own
 // position. Where the first lies so far below the second that 2ˣ of the difference is 0, the weight is 0,
@@ -37,7 +37,7 @@ template <class C> void block_key_norms(const Problem& p, int64_t batch, int64_t
 
 // One row's side of it, in units of log 2.
 template <class C> struct LogitBound {
-    C norm;   // of the query; with a softcap, whose bound is `cap`, 0
+    C norm;  // of the query; with a softcap, whose bound is `cap`, 0
     C cap;
     C slope;
     C min;  // a lower bound of the row's largest logit
@@ -82,8 +82,8 @@ template <class C> C largest_key_norm(const Problem& p, int64_t batch, int64_t h
 
 // Whether a range of keys has no weight for any of the rows, whose largest logits are at least `top`.
 template <class C>
-bool have_no_weight(const Problem& p, int64_t batch, int64_t head, const Row* rows, int n, const LogitBound<C>* bounds, const C* top,
-            Range keys) {
+bool have_no_weight(const Problem& p, int64_t batch, int64_t head, const Row* rows, int n, const LogitBound<C>* bounds,
+                    const C* top, Range keys) {
     if (!bounds) return false;
     const C longest = largest_key_norm<C>(p, batch, head, keys);
     for (int r = 0; r < n; ++r)

@@ -1,4 +1,4 @@
-// The two products of attention for fewer rows than lanes: features lie in the lanes instead.
+// The two products of attention in decoding, with fewer rows than lanes: features lie in the lanes instead.
 //
 // Reading K and V is then the whole cost. Each is read once for up to four rows, one key after the
 // other from its first feature to its last: any other order loses the machine's own prefetching and
@@ -119,7 +119,8 @@ template <class F> LIMELIGHT_INLINE void by_rows(int rows, F&& f) {
 }
 
 // s[key][row] = q[row] · k[key]; `near` says that K lies in a cache.
-template <class C, class E> void decode_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, int rows, C* s, bool in_cache) {
+template <class C, class E> void decode_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, int rows, C* s,
+                                               bool in_cache) {
     constexpr int W = kWidth<C>;
     by_rows(rows, [&](int r, auto R) {
         int64_t j = 0;

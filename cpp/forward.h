@@ -22,7 +22,8 @@ void write_row(const Problem& p, int64_t batch, const Row& row, const RowResult<
 inline int64_t partial_width(const Problem& p) { return p.Dv + 2; }
 
 // Writes the rows of a tile that has met all keys, or their running sums to `partial`, which belongs to the chunk.
-template <class C> void finish_tile(const Problem& p, int64_t batch, const QueryTile<C>& x, int64_t first_row, C* rows, C* partial) {
+template <class C> void finish_tile(const Problem& p, int64_t batch, const QueryTile<C>& x, int64_t first_row, C* rows,
+                                    C* partial) {
     if (x.decode) rows = x.o;
     else transpose(x.o, x.lanes(), p.Dv, x.lanes(), rows, p.Dv);
     for (int r = 0; r < x.row_count; ++r) {

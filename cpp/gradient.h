@@ -32,13 +32,13 @@ template <class C> struct GradientTile {
     int vectors, row_count;
     bool not_finite;  // some log-sum-exp is NaN
     const Row* rows;
-    C *q, *dout, *dq;       // (feature, lane); dout times log 2
-    C *q_rows, *dout_rows;  // (row, feature)
-    C *lse, *delta;         // by lane: log-sum-exp in units of log 2, δ times log 2
-    C *d_temperature, *d_slope;         // by lane: Σ dx · x, Σ dx · |distance|
-    C *weights, *dx;        // (key, lane) of a block
-    C *logits, *softcap_slope;  // the same, where they are needed
-    LogitBound<C>* bounds;        // by row, or null
+    C *q, *dout, *dq;            // (feature, lane); dout times log 2
+    C *q_rows, *dout_rows;       // (row, feature)
+    C *lse, *delta;              // by lane: log-sum-exp in units of log 2, δ times log 2
+    C *d_temperature, *d_slope;  // by lane: Σ dx · x, Σ dx · |distance|
+    C *weights, *dx;             // (key, lane) of a block
+    C *logits, *softcap_slope;   // the same, where they are needed
+    LogitBound<C>* bounds;       // by row, or null
 
     int lanes() const { return vectors * kWidth<C>; }
 };
@@ -46,9 +46,9 @@ template <class C> struct GradientTile {
 template <class C> struct GradientScratch {
     Row* rows;
     GradientTile<C> tiles[kGradientTiles];
-    C *k, *v;   // copies of a block
-    C* spare;   // for the logits, and a panel of dx with its margins
-    C* ones;    // by lane
+    C *k, *v;  // copies of a block
+    C* spare;  // for the logits, and a panel of dx with its margins
+    C* ones;   // by lane
 };
 
 template <class C> GradientScratch<C> lay_out_gradient(const Problem& p, const Gradients& g, Arena& arena) {
@@ -169,12 +169,14 @@ template <class C> void add_rows_of(const Grid& g, const Block<C>& b, const C* d
     }
 }
 
-// Everything of one visitor in one block but dQ, dK and dV.
+// Computes the weights and dx of one tile in one block, and adds to every gradient but dQ, dK and dV.
 template <class C, int NV>
-void differentiate_tile(const Problem& p, const Gradients& g, const GradientTask<C>& task, const GradientTile<C>& x, const Operand& k,
-           const Operand& v, const Block<C>& b, C* dx, C* logits, Range partial, C* spare) {
+void differentiate_tile(const Problem& p, const Gradients& g, const GradientTask<C>& task, const GradientTile<C>& x,
+                        const Operand& k, const Operand& v, const Block<C>& b, C* dx, C* logits, Range partial,
+                        C* spare) {
     const bool has_alibi = !p.softcap;
-    all_scores<C, NV>(x.q, k.as_matrix<C>().data, k.stride, p.D, b.n, b.s, nullptr, has_alibi ? alibi_bias(b, spare) : AlibiBias<C>{});
+    all_scores<C, NV>(x.q, k.as_matrix<C>().data, k.stride, p.D, b.n, b.s, nullptr,
+                      has_alibi ? alibi_bias(b, spare) : AlibiBias<C>{});
     if (!plain(p) || !partial.empty()) to_logits(b, has_alibi, partial, spare);
     if (logits) std::memcpy(logits, b.s, b.n * b.lanes * sizeof(C));
     all_scores<C, NV>(x.dout, v.as_matrix<C>().data, v.stride, p.Dv, b.n, dx, nullptr, AlibiBias<C>{});
@@ -189,7 +191,7 @@ void differentiate_tile(const Problem& p, const Gradients& g, const GradientTask
         for (int64_t i = 0; i < b.n * b.lanes; i += kWidth<C>) store(dx + i, load(dx + i) * load(b.softcap_slope + i));
 }
 
-// dQ, dK and dV of a block in which something is not finite, which must not reach what may not attend to it
+// dQ, dK and dV of a block in which something is not finite, which must not reach rows that may not attend to it
 // though its weight there is 0. Rare, so plain.
 template <class C>
 void multiply_where_allowed(const Problem& p, int64_t batch, const GradientTile<C>* tiles, int count, Range keys,
@@ -210,18 +212,18 @@ void multiply_where_allowed(const Problem& p, int64_t batch, const GradientTile<
     }
 }
 
-// All visitors in one block of keys.
+// Differentiates all tiles in one block of keys.
 template <class C>
-void differentiate_block(const Problem& p, const Gradients& g, const GradientTask<C>& task, const GradientScratch<C>& scratch, int count,
-                         bool finite, Range block) {
+void differentiate_block(const Problem& p, const Gradients& g, const GradientTask<C>& task,
+                         const GradientScratch<C>& scratch, int count, bool finite, Range block) {
     Visible seen[kGradientTiles];
-    Range keys{block.end, block.begin};  // that some visitor sees
+    Range keys{block.end, block.begin};  // that some tile sees
     for (int i = 0; i < count; ++i) {
         const GradientTile<C>& x = scratch.tiles[i];
         seen[i] = visible(x.rows, x.row_count, p.spans.count, block);
-        if (have_no_weight(p, task.batch, task.head, x.rows, x.row_count, x.bounds, x.lse, seen[i].keys)) seen[i].keys = {0, 0};
-        if (!seen[i].keys.empty())
-            keys = {min(keys.begin, seen[i].keys.begin), max(keys.end, seen[i].keys.end)};
+        if (have_no_weight(p, task.batch, task.head, x.rows, x.row_count, x.bounds, x.lse, seen[i].keys))
+            seen[i].keys = {0, 0};
+        if (!seen[i].keys.empty()) keys = {min(keys.begin, seen[i].keys.begin), max(keys.end, seen[i].keys.end)};
     }
     if (keys.empty()) return;
     const int64_t n = keys.end - keys.begin;
@@ -230,7 +232,7 @@ void differentiate_block(const Problem& p, const Gradients& g, const GradientTas
     if (copied<C>(p.k, false)) k = copy(k, n, p.D, scratch.k);
     if (copied<C>(p.v, false)) v = copy(v, n, p.Dv, scratch.v);
 
-    bool whole = !p.mask.data;  // everybody sees everything
+    bool whole = !p.mask.data;  // every row may attend to every key
     Term<C> of_q[kGradientTiles], of_dout[kGradientTiles];
     int terms = 0;
     for (int i = 0; i < count; ++i) {
@@ -246,9 +248,13 @@ void differentiate_block(const Problem& p, const Gradients& g, const GradientTas
         of_q[terms] = {x.dx, lanes, x.q_rows, whole_vectors<C>(p.D), x.row_count};
         of_dout[terms++] = {x.weights, lanes, x.dout_rows, whole_vectors<C>(p.Dv), x.row_count};
         const auto at = [&](C* s) { return s ? s + skip * lanes : s; };
-        const Block<C> b{p, x.rows, x.row_count, int(lanes), task.batch, seen[i].keys.begin, m, at(x.weights), at(x.softcap_slope)};
-        const auto visit_block = x.vectors == 3 ? differentiate_tile<C, 3> : x.vectors == 2 ? differentiate_tile<C, 2> : differentiate_tile<C, 1>;
-        visit_block(p, g, task, x, k.from(skip), v.from(skip), b, at(x.dx), at(x.logits), seen[i].partial, scratch.spare);
+        const Block<C> b{p, x.rows,        x.row_count,        int(lanes), task.batch, seen[i].keys.begin,
+                         m, at(x.weights), at(x.softcap_slope)};
+        const auto visit_block = x.vectors == 3   ? differentiate_tile<C, 3>
+                                 : x.vectors == 2 ? differentiate_tile<C, 2>
+                                                  : differentiate_tile<C, 1>;
+        visit_block(p, g, task, x, k.from(skip), v.from(skip), b, at(x.dx), at(x.logits), seen[i].partial,
+                    scratch.spare);
     }
 
     C* dk = reinterpret_cast<C*>(address(g.dk, task.batch, task.head, keys.begin));
@@ -267,15 +273,18 @@ void differentiate_block(const Problem& p, const Gradients& g, const GradientTas
     product(of_dout, terms, n, p.Dv, dv, g.dv.row);
 }
 
-// The sums of a visitor that has seen all keys of the task.
+// Adds the sums of a tile that has met all keys of the task to the gradients.
 template <class C>
-void store_gradients(const Problem& p, const Gradients& g, const GradientTask<C>& task, const GradientTile<C>& x, C* rows) {
+void store_gradients(const Problem& p, const Gradients& g, const GradientTask<C>& task, const GradientTile<C>& x,
+                     C* rows) {
     transpose(x.dq, x.lanes(), p.D, x.lanes(), rows, p.D);
     for (int r = 0; r < x.row_count; ++r) {
         const Row& row = x.rows[r];
         C* dq = reinterpret_cast<C*>(address(g.dq, task.batch, row.head, row.query));
         for (int64_t d = 0; d < p.D; ++d) dq[d] += rows[r * p.D + d] * query_factor<C>(p);
-        if (g.d_temperature) reinterpret_cast<C*>(g.d_temperature)[(task.batch * p.Hq + row.head) * p.N + row.query] += x.d_temperature[r];
+        if (g.d_temperature)
+            reinterpret_cast<C*>(g.d_temperature)[(task.batch * p.Hq + row.head) * p.N + row.query] +=
+                x.d_temperature[r];
         if (g.slopes) task.slopes[row.head] -= x.d_slope[r] * kLog2e<C> / C(p.temperature);
     }
 }
@@ -302,7 +311,8 @@ template <class C> void differentiate(const Problem& p, const Gradients& g, cons
             x.vectors = int(ceil_div(x.row_count, W));
             load_tile(p, g, task.batch, x, scratch.spare);
             const auto plain = [&](const C* data, int64_t width) {
-                return all_finite<C>({reinterpret_cast<const char*>(data), kType<C>, whole_vectors<C>(width)}, x.row_count, width);
+                return all_finite<C>({reinterpret_cast<const char*>(data), kType<C>, whole_vectors<C>(width)},
+                                     x.row_count, width);
             };
             finite = finite && (!masked || (plain(x.q_rows, p.D) && plain(x.dout_rows, p.Dv)));
         }

@@ -11,9 +11,7 @@ namespace limelight {
 namespace LIMELIGHT_ISA {
 namespace {
 
-void run_forward(const Problem& p, int threads) {
-    p.wide() ? forward<double>(p, threads) : forward<float>(p, threads);
-}
+void run_forward(const Problem& p, int threads) { p.wide() ? forward<double>(p, threads) : forward<float>(p, threads); }
 
 void run_backward(const Problem& p, const Gradients& g, int threads) {
     p.wide() ? backward<double>(p, g, threads) : backward<float>(p, g, threads);

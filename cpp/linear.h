@@ -18,7 +18,8 @@ template <class C> void multiply(const Linear& l, const C* x, int64_t begin, int
             const int64_t n = min(step, end - j);
             for (int64_t first = 0; first < l.rows; first += W) {  // as many rows as there are lanes
                 const int64_t rows = min(l.rows - first, W);
-                decode_scores<C, E>(x + first * l.D, Matrix<E>{w + j * l.stride, l.stride}, l.D, n, int(rows), scratch, in_cache);
+                decode_scores<C, E>(x + first * l.D, Matrix<E>{w + j * l.stride, l.stride}, l.D, n, int(rows), scratch,
+                                    in_cache);
                 for (int64_t r = 0; r < rows; ++r) {
                     E* to = reinterpret_cast<E*>(l.out) + (first + r) * l.N + j;
                     for (int64_t i = 0; i < n; ++i)

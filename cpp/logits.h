@@ -11,16 +11,16 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-// A block's place: keys [first, first + n) of batch `batch`, for `rows` of a strip of `lanes` lanes.
+// The scores of a tile of query rows and the keys [first, first + n) of a batch element.
 template <class C> struct Block {
     const Problem& p;
     const Row* rows;
     int row_count, lanes;
     int64_t batch, first, n;
     C* s;
-    C* softcap_slope = nullptr;  // where the softcap's derivative goes, if anybody asks
+    C* softcap_slope = nullptr;  // where the softcap's derivative goes, or null
 
-    // The strip's rows are consecutive queries of one head and fill every lane.
+    // The tile's rows are consecutive queries of one head and fill every lane.
     bool consecutive() const {
         const Row &a = rows[0], &b = rows[row_count - 1];
         return row_count == lanes && a.head == b.head && b.query - a.query == lanes - 1;
@@ -52,7 +52,7 @@ template <class C> void cap(const Block<C>& b) {
     }
 }
 
-// The slopes of a strip's heads, and where its rows stand from the block's first key.
+// The slopes of a tile's heads, and the distances of its rows from the block's first key.
 template <class C> AlibiBias<C> alibi_bias(const Block<C>& b, C* scratch) {
     if (!b.p.slopes) return {nullptr, nullptr};
     C *slope = scratch, *distance = scratch + b.lanes;
@@ -74,7 +74,7 @@ template <class C> void add_alibi(const Block<C>& b, AlibiBias<C> t) {
         }
 }
 
-// s += offset[position − key]: the lanes of a strip of consecutive queries read consecutive offsets.
+// s += offset[position − key]: the lanes of a tile of consecutive queries read consecutive offsets.
 template <class C> void add_offsets(const Block<C>& b) {
     const C* table = reinterpret_cast<const C*>(b.p.offsets) + (b.p.N - 1);
     if (b.consecutive()) {
@@ -94,7 +94,7 @@ template <class C> void add_offsets(const Block<C>& b) {
     }
 }
 
-// s[key][lane] += value(row, key) of a tensor that lies row by row: a panel of rows is turned.
+// s[key][lane] += value(row, key) of a tensor that lies row by row: a panel of rows is transposed.
 template <class C, class Value> void add_rows(const Block<C>& b, C* scratch, Value&& value) {
     C *panel = scratch, *turned = scratch + b.lanes * kBlock;
     for (int r = 0; r < b.lanes; ++r) value(b.rows[min(r, b.row_count - 1)], panel + r * kBlock);
@@ -105,8 +105,8 @@ template <class C, class Value> void add_rows(const Block<C>& b, C* scratch, Val
 template <class C, class E> void add_dense(const Block<C>& b, C unit, C* scratch) {
     const Grid& g = b.p.bias;
     add_rows(b, scratch, [&](const Row& row, C* to) {
-        const E* from = reinterpret_cast<const E*>(g.data) + b.batch * g.batch + row.head * g.head +
-                        row.query * g.row + b.first * g.col;
+        const E* from = reinterpret_cast<const E*>(g.data) + b.batch * g.batch + row.head * g.head + row.query * g.row +
+                        b.first * g.col;
         if (g.col == 1)
             for (int64_t j = 0; j < b.n; ++j) to[j] = in_units(C(widen(from[j])), unit);
         else

@@ -1,4 +1,4 @@
-// What the machine itself can do: multiply-adds that wait for nothing, and memory read in order.
+// Loops that show the limits of the machine: multiply-adds that wait for nothing, and memory read in order.
 #pragma once
 
 #include "simd.h"

@@ -48,7 +48,8 @@ void bind_problem(nb::module_& m) {
                 new (self) Grid{pointer(data), Type(type), strides[0], strides[1], strides[2], strides[3]};
             },
             nb::kw_only(), "data"_a, "type"_a, "strides"_a);
-    nb::class_<AllowedKeys>(m, "AllowedKeys", "The keys that queries may attend to: those in spans and where `dense` is true.")
+    nb::class_<AllowedKeys>(m, "AllowedKeys",
+                            "The keys that queries may attend to: those in spans and where `dense` is true.")
         .def(
             "__init__",
             [](AllowedKeys* self, std::optional<Spans> spans, std::optional<Grid> dense) {
@@ -59,11 +60,11 @@ void bind_problem(nb::module_& m) {
     nb::class_<Problem>(m, "Problem", "One attention call. Strides are in elements; address 0 and None mean absent.")
         .def(
             "__init__",
-            [](Problem* self, const std::array<int64_t, 6>& sizes, int64_t value_width, int type, int value_type, Address q,
-               const Strides& q_strides, Address k, const Strides& k_strides, Address v, const Strides& v_strides, Address out,
-               const Strides& out_strides, const std::array<double, 3>& scaling, std::optional<AllowedKeys> mask, Address lse,
-               Address normalisers, std::optional<Grid> bias, Address slopes, Address offsets, Address sink, double dropout,
-               uint64_t seed) {
+            [](Problem* self, const std::array<int64_t, 6>& sizes, int64_t value_width, int type, int value_type,
+               Address q, const Strides& q_strides, Address k, const Strides& k_strides, Address v,
+               const Strides& v_strides, Address out, const Strides& out_strides, const std::array<double, 3>& scaling,
+               std::optional<AllowedKeys> mask, Address lse, Address normalisers, std::optional<Grid> bias,
+               Address slopes, Address offsets, Address sink, double dropout, uint64_t seed) {
                 Problem* p = new (self) Problem;
                 p->B = sizes[0], p->Hq = sizes[1], p->Hkv = sizes[2], p->N = sizes[3], p->M = sizes[4], p->D = sizes[5];
                 p->Dv = value_width;
@@ -76,9 +77,10 @@ void bind_problem(nb::module_& m) {
                 p->scale = scaling[0], p->softcap = scaling[1], p->temperature = scaling[2];
                 p->dropout = dropout, p->seed = seed;
             },
-            nb::kw_only(), "sizes"_a, "value_width"_a, "type"_a, "value_type"_a, "q"_a, "q_strides"_a, "k"_a, "k_strides"_a,
-            "v"_a, "v_strides"_a, "out"_a, "out_strides"_a, "scaling"_a, "mask"_a = nb::none(), "lse"_a = 0, "normalisers"_a = 0,
-            "bias"_a = nb::none(), "slopes"_a = 0, "offsets"_a = 0, "sink"_a = 0, "dropout"_a = 0.0, "seed"_a = 0,
+            nb::kw_only(), "sizes"_a, "value_width"_a, "type"_a, "value_type"_a, "q"_a, "q_strides"_a, "k"_a,
+            "k_strides"_a, "v"_a, "v_strides"_a, "out"_a, "out_strides"_a, "scaling"_a, "mask"_a = nb::none(),
+            "lse"_a = 0, "normalisers"_a = 0, "bias"_a = nb::none(), "slopes"_a = 0, "offsets"_a = 0, "sink"_a = 0,
+            "dropout"_a = 0.0, "seed"_a = 0,
             "`sizes` are (B, Hq, Hkv, N, M, D) and `scaling` (scale, softcap, temperature).")
         .def(
             "read_int8",
@@ -97,32 +99,36 @@ void bind_problem(nb::module_& m) {
 }
 
 void bind_gradients(nb::module_& m) {
-    nb::class_<Gradients>(m, "Gradients", "Memory for the gradients of a problem, in the compute type and zero at first.")
+    nb::class_<Gradients>(m, "Gradients",
+                          "Memory for the gradients of a problem, in the compute type and zero at first.")
         .def(
             "__init__",
             [](Gradients* self, const Problem& p, int dout_type, Address dout, const Strides& dout_strides, Address dq,
                const Strides& dq_strides, Address dk, const Strides& dk_strides, Address dv, const Strides& dv_strides,
-               Address dlse, std::optional<Grid> bias, Address offsets, Address slopes, Address d_temperature, Address delta) {
+               Address dlse, std::optional<Grid> bias, Address offsets, Address slopes, Address d_temperature,
+               Address delta) {
                 Gradients* g = new (self) Gradients;
                 const int type = int(compute_type(p));
                 g->dout = rows(dout, dout_type, dout_strides);
                 g->dlse = pointer(dlse);
-                g->dq = rows(dq, type, dq_strides), g->dk = rows(dk, type, dk_strides), g->dv = rows(dv, type, dv_strides);
+                g->dq = rows(dq, type, dq_strides), g->dk = rows(dk, type, dk_strides),
+                g->dv = rows(dv, type, dv_strides);
                 if (bias) g->bias = *bias;
                 g->offsets = pointer(offsets), g->slopes = pointer(slopes);
                 g->d_temperature = pointer(d_temperature), g->delta = pointer(delta);
             },
-            "problem"_a, nb::kw_only(), "dout_type"_a, "dout"_a, "dout_strides"_a, "dq"_a, "dq_strides"_a, "dk"_a, "dk_strides"_a,
-            "dv"_a, "dv_strides"_a, "dlse"_a = 0, "bias"_a = nb::none(), "offsets"_a = 0, "slopes"_a = 0, "d_temperature"_a = 0,
-            "delta"_a = 0);
+            "problem"_a, nb::kw_only(), "dout_type"_a, "dout"_a, "dout_strides"_a, "dq"_a, "dq_strides"_a, "dk"_a,
+            "dk_strides"_a, "dv"_a, "dv_strides"_a, "dlse"_a = 0, "bias"_a = nb::none(), "offsets"_a = 0,
+            "slopes"_a = 0, "d_temperature"_a = 0, "delta"_a = 0);
 }
 
 void bind_statistics(nb::module_& m) {
     nb::class_<Request>(m, "Request", "One statistic: its file in cpp/statistics says what outputs and numbers hold.")
         .def(
             "__init__",
-            [](Request* self, const std::string& name, const std::vector<Address>& outputs, const std::vector<double>& numbers,
-               std::optional<AllowedKeys> mask, Address rows_data, int rows_type, const Strides& rows_strides) {
+            [](Request* self, const std::string& name, const std::vector<Address>& outputs,
+               const std::vector<double>& numbers, std::optional<AllowedKeys> mask, Address rows_data, int rows_type,
+               const Strides& rows_strides) {
                 Request* r = new (self) Request;
                 r->name = name;
                 for (const Address a : outputs) r->outputs.push_back(pointer(a));
@@ -131,7 +137,7 @@ void bind_statistics(nb::module_& m) {
                 r->rows = rows(rows_data, rows_type, rows_strides);
             },
             nb::kw_only(), "name"_a, "outputs"_a, "numbers"_a = std::vector<double>{}, "mask"_a = nb::none(),
-             "rows"_a = 0, "rows_type"_a = 0, "rows_strides"_a = Strides{});
+            "rows"_a = 0, "rows_type"_a = 0, "rows_strides"_a = Strides{});
 }
 
 void bind_calls(nb::module_& m) {
@@ -141,7 +147,8 @@ void bind_calls(nb::module_& m) {
             nb::gil_scoped_release release;
             kernels().forward(p, threads);
         },
-        "problem"_a, "threads"_a, "Write softmax(logits / temperature) v to `out`, and `lse` and `normalisers` where given.");
+        "problem"_a, "threads"_a,
+        "Write softmax(logits / temperature) v to `out`, and `lse` and `normalisers` where given.");
     m.def(
         "backward",
         [](const Problem& p, const Gradients& g, int threads) {
@@ -151,18 +158,20 @@ void bind_calls(nb::module_& m) {
         "problem"_a, "gradients"_a, "threads"_a, "Add the gradients of a problem whose `out` and `lse` are known.");
     m.def(
         "statistics",
-        [](const Problem& p, const std::vector<Request>& requests, bool known, const std::array<int64_t, 4>& window, int threads) {
+        [](const Problem& p, const std::vector<Request>& requests, bool known, const std::array<int64_t, 4>& window,
+           int threads) {
             Statistics s{requests, known, {window[0], window[1], window[2], window[3]}};
             nb::gil_scoped_release release;
             kernels().statistics(p, s, threads);
         },
         "problem"_a, "requests"_a, nb::kw_only(), "known"_a, "window"_a, "threads"_a,
-        "Compute statistics of the weights. `lse` and `normalisers` are read where `known`, otherwise written. `window` is\n"
+        "Compute statistics of the weights. `lse` and `normalisers` are read where `known`, otherwise written. "
+        "`window` is\n"
         "(query_begin, query_end, key_begin, key_end), the part that column statistics look at.");
     m.def(
         "linear",
-        [](int64_t n_rows, int64_t N, int64_t D, int type, Address x, Address weight, int64_t stride, Address bias, Address out,
-           int threads) {
+        [](int64_t n_rows, int64_t N, int64_t D, int type, Address x, Address weight, int64_t stride, Address bias,
+           Address out, int threads) {
             const Linear l{n_rows, N, D, Type(type), pointer(x), pointer(weight), stride, pointer(bias), pointer(out)};
             nb::gil_scoped_release release;
             kernels().linear(l, threads);

@@ -42,7 +42,7 @@ struct Spans {
 
 struct Problem {
     int64_t B = 0, Hq = 0, Hkv = 0, N = 0, M = 0, D = 0, Dv = 0;
-    Rows q, k, v, out;  // out is written
+    Rows q, k, v, out;    // out is written
     char* lse = nullptr;  // (B, Hq, N) in the compute type: the log-sum-exp of every row
     // (2, B, Hq, N) in the compute type: the largest logit m of every row and log₂ Σ 2^(logit − m), both in units of
     // log 2. Weights are made from the two: their sum, the log-sum-exp, loses digits where logits are large.
@@ -53,10 +53,10 @@ struct Problem {
     const char* slopes = nullptr;  // (Hq): bias −slope · |distance|
     // (Hq, N + M − 1): bias by position(query) − key, from −(N − 1) up, in units of temperature / log₂e.
     const char* offsets = nullptr;
-    const char* sink = nullptr;                           // (Hq): one extra logit that takes weight and gives no value
-    double scale = 1, softcap = 0, temperature = 1;       // softcap 0: none
-    double dropout = 0;                                   // the share of weights that is removed
-    uint64_t seed = 0;                                    // of dropout
+    const char* sink = nullptr;                      // (Hq): one extra logit that takes weight and gives no value
+    double scale = 1, softcap = 0, temperature = 1;  // softcap 0: none
+    double dropout = 0;                              // the share of weights that is removed
+    uint64_t seed = 0;                               // of dropout
     // (B, Hkv, blocks of keys) in the compute type: the largest norm of the keys of a block, or null (alibi_skip.h).
     const char* key_norms = nullptr;
 
@@ -85,7 +85,7 @@ struct Request {
     std::vector<double> numbers;
     Spans spans;  // a mask, where the statistic takes one
     Grid mask;
-    Rows rows;    // a tensor (B, Hq, N, width), where the statistic takes one
+    Rows rows;  // a tensor (B, Hq, N, width), where the statistic takes one
 };
 
 // The part of the weights that column statistics look at: queries [query_begin, query_end), keys [key_begin, key_end).

@@ -1,7 +1,7 @@
 // Sums over queries with features in the vector lanes: c[key][f] += Σ x[key][query] · y[query][f].
 //
 // The two products of the gradient that belong to keys, dV and dK. x is a block of weights; its numbers are
-// broadcast from where they lie, so nothing is turned.
+// broadcast from where they lie, so nothing is transposed.
 #pragma once
 
 #include "spans.h"

@@ -11,9 +11,9 @@ namespace limelight::LIMELIGHT_ISA {
 
 template <class C> struct QueryTile {
     int vectors, row_count;
-    bool decode;   // features in the lanes: q and o are (row, feature), otherwise (feature, lane)
+    bool decode;    // features in the lanes: q and o are (row, feature), otherwise (feature, lane)
     bool in_cache;  // K and V lie in a cache
-    int64_t kv; // the head of its keys
+    int64_t kv;     // the head of its keys
     const Row* rows;
     C *q, *o, *m, *l;
     LogitBound<C>* bounds;  // by row, or null
@@ -68,7 +68,8 @@ template <class C> C* sum_of(const QueryTile<C>& x, int row, int64_t d, int64_t 
 
 // Values that are not finite must not reach rows that may not attend to them, though their weight
 // there is 0. Rare, so plain: such keys are added row by row, where allowed.
-template <class C> void add_values_where_allowed(const QueryTile<C>& x, const Block<C>& b, const Operand& v, const C* decay) {
+template <class C> void add_values_where_allowed(const QueryTile<C>& x, const Block<C>& b, const Operand& v,
+                                                 const C* decay) {
     for (int r = 0; r < x.row_count; ++r)
         for (int64_t d = 0; d < b.p.Dv; ++d) *sum_of(x, r, d, b.p.Dv) *= decay[r];
     with_readable_type<C>(v.type, [&](auto e) {
@@ -82,7 +83,7 @@ template <class C> void add_values_where_allowed(const QueryTile<C>& x, const Bl
     });
 }
 
-// s[key] *= scale[key], for few rows: one vector a key.
+// s[key] *= scale[key] in decoding, where a key has one vector.
 template <class C> void scale_keys(C* s, int64_t n, const float* scale) {
     for (int64_t j = 0; j < n; ++j) store(s + j * kWidth<C>, load(s + j * kWidth<C>) * C(scale[j]));
 }
@@ -93,10 +94,11 @@ void logits(const QueryTile<C>& x, const Operand& k, const Block<C>& b, Range pa
     const Problem& p = b.p;
     constexpr size_t all = NV * kWidth<C> * sizeof(C);
     if (top) std::memcpy(top, x.m, all);
-    const bool has_alibi = !x.decode && !p.softcap;  // a softcap comes before the slopes
+    const bool has_alibi = !x.decode && !p.softcap;                            // a softcap comes before the slopes
     const bool raw = partial.empty() && plain(p) && (has_alibi || !p.slopes);  // the products are the logits
     if (!x.decode)
-        all_scores<C, NV>(x.q, k.as_matrix<C>().data, k.stride, p.D, b.n, b.s, top, has_alibi ? alibi_bias(b, scratch) : AlibiBias<C>{});
+        all_scores<C, NV>(x.q, k.as_matrix<C>().data, k.stride, p.D, b.n, b.s, top,
+                          has_alibi ? alibi_bias(b, scratch) : AlibiBias<C>{});
     else
         with_readable_type<C>(k.type, [&](auto e) {
             using E = decltype(e);
@@ -110,7 +112,8 @@ void logits(const QueryTile<C>& x, const Operand& k, const Block<C>& b, Range pa
 }
 
 template <class C, int NV>
-void attend_lanes(const QueryTile<C>& x, const Operand& k, const Operand& v, const Block<C>& b, Range partial, C* scratch) {
+void attend_lanes(const QueryTile<C>& x, const Operand& k, const Operand& v, const Block<C>& b, Range partial,
+                  C* scratch) {
     const Problem& p = b.p;
     alignas(64) C decay[NV * kWidth<C>], top[NV * kWidth<C>];
     logits<C, NV>(x, k, b, partial, top, scratch);
@@ -121,8 +124,7 @@ void attend_lanes(const QueryTile<C>& x, const Operand& k, const Operand& v, con
     if (p.mask.data) partial = {b.first, b.first + b.n};
     if (!partial.empty() && !all_finite<C>(v.from(partial.begin - b.first), partial.end - partial.begin, p.Dv))
         add_values_where_allowed(x, b, v, decay);
-    else if (!x.decode)
-        all_values<C, NV>(b.s, v.as_matrix<C>().data, v.stride, b.n, p.Dv, x.o, decay);
+    else if (!x.decode) all_values<C, NV>(b.s, v.as_matrix<C>().data, v.stride, b.n, p.Dv, x.o, decay);
     else
         with_readable_type<C>(v.type, [&](auto e) {
             using E = decltype(e);

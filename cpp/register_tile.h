@@ -10,7 +10,8 @@
 namespace limelight::LIMELIGHT_ISA {
 
 // Keys (or features) in a register tile beside NV vectors of queries and one broadcast number.
-template <int NV> constexpr int kTile = (LIMELIGHT_REGISTERS - 1 - NV) / NV < 12 ? (LIMELIGHT_REGISTERS - 1 - NV) / NV : 12;
+template <int NV> constexpr int kTile =
+    (LIMELIGHT_REGISTERS - 1 - NV) / NV < 12 ? (LIMELIGHT_REGISTERS - 1 - NV) / NV : 12;
 
 // A bias −slope · |position − key| for every lane, added while the scores are still in registers:
 // `slope` is negative and in their units, `ahead` is position − key for the first key.
@@ -24,8 +25,8 @@ template <class C> struct AlibiBias {
 
 // K keys from the block's key `first` on.
 template <class C, int K, int NV>
-LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_t D, C* s, C* top, AlibiBias<C> alibi_bias,
-                                  int64_t first) {
+LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_t D, C* s, C* top,
+                                  AlibiBias<C> alibi_bias, int64_t first) {
     constexpr int W = kWidth<C>;
     Vec<C> acc[K][NV] = {};
 #pragma GCC unroll 4
@@ -93,11 +94,9 @@ void all_scores(const C* q, const C* k, int64_t stride, int64_t D, int64_t n, C*
 template <class C, int NV, int K = kTile<NV>>
 void all_values(const C* p, const C* v, int64_t stride, int64_t n, int64_t Dv, C* o, const C* decay) {
     int64_t d = 0;
-    for (; d + K <= Dv; d += K)
-        tile_values<C, K, NV>(p, v + d, stride, n, o + d * NV * kWidth<C>, decay);
+    for (; d + K <= Dv; d += K) tile_values<C, K, NV>(p, v + d, stride, n, o + d * NV * kWidth<C>, decay);
     if constexpr (K > 1)
-        if (d < Dv)
-            all_values<C, NV, (K + 1) / 2>(p, v + d, stride, n, Dv - d, o + d * NV * kWidth<C>, decay);
+        if (d < Dv) all_values<C, NV, (K + 1) / 2>(p, v + d, stride, n, Dv - d, o + d * NV * kWidth<C>, decay);
 }
 
 }  // namespace limelight::LIMELIGHT_ISA

@@ -1,4 +1,4 @@
-// Rows of tensors: where they lie, copies of them in the compute type, and turned into lanes.
+// Rows of tensors: their addresses, and copies of them in the compute type.
 #pragma once
 
 #include "decode.h"
@@ -69,11 +69,13 @@ LIMELIGHT_INLINE char* address(const Rows& x, int64_t batch, int64_t head, int64
 }
 
 LIMELIGHT_INLINE Operand in_place(const Rows& x, int64_t batch, int64_t head) {
-    return {address(x, batch, head), x.type, x.row, x.scale ? x.scale + batch * x.scale_batch + head * x.scale_head : nullptr};
+    return {address(x, batch, head), x.type, x.row,
+            x.scale ? x.scale + batch * x.scale_batch + head * x.scale_head : nullptr};
 }
 
 // to[d] = factor · from[d], filled with zeros up to `pitch`.
-template <class C> LIMELIGHT_INLINE void widen_row(const char* from, Type type, int64_t width, C factor, C* to, int64_t pitch) {
+template <class C> LIMELIGHT_INLINE void widen_row(const char* from, Type type, int64_t width, C factor, C* to,
+                                                   int64_t pitch) {
     with_element_type(type, [&](auto e) {
         using E = decltype(e);
         for (int64_t d = 0; d < width; ++d) to[d] = C(widen(reinterpret_cast<const E*>(from)[d])) * factor;
@@ -94,7 +96,7 @@ template <class C> bool copied(const Rows& x, bool decode) {
     return x.type != kType<C> || x.row * int64_t(sizeof(C)) >= kFarApart;
 }
 
-// The rows of a strip in the compute type. Lanes without a row repeat the last one.
+// Copies the rows of a tile in the compute type. Lanes without a row repeat the last one.
 template <class C>
 void gather(const Rows& x, int64_t batch, const Row* rows, int row_count, int lanes, int64_t width, C factor, C* to,
             int64_t pitch) {

@@ -1,4 +1,4 @@
-// Which keys the rows of a strip may attend to.
+// The keys that the rows of a tile may attend to.
 #pragma once
 
 #include "problem.h"
@@ -6,7 +6,7 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-// One query row: a lane of a strip.
+// One query row: a lane of a tile.
 struct Row {
     int64_t head, query, position;
     const int32_t* spans;  // its `count` spans, or null for every key
@@ -45,7 +45,7 @@ inline Range next_run(const Row* rows, int n, int64_t spans, int64_t from, int64
     return {begin, min(reach, end)};
 }
 
-// What the rows of a strip see of a block: `keys`, the part that some row may attend to, and
+// The part of a block that the rows of a tile see: `keys`, the part that some row may attend to, and
 // `partial`, the part of it outside of which every row sees every key.
 struct Visible {
     Range keys, partial;
@@ -75,8 +75,7 @@ inline Visible visible(const Row* rows, int n, int64_t spans, Range block) {
 inline bool allows(const Problem& p, const Row& row, int64_t batch, int64_t key) {
     if (row.spans) {
         bool inside = false;
-        for (int64_t s = 0; s < p.spans.count; ++s)
-            inside |= row.spans[2 * s] <= key && key < row.spans[2 * s + 1];
+        for (int64_t s = 0; s < p.spans.count; ++s) inside |= row.spans[2 * s] <= key && key < row.spans[2 * s + 1];
         if (!inside) return false;
     }
     const Grid& m = p.mask;

@@ -69,7 +69,9 @@ private:
 
 struct Job {
     Job(int64_t count, size_t scratch_bytes, const std::function<void(int64_t, char*)>* work)
-        : count(count), scratch_bytes(scratch_bytes), work(work) {}
+        : count(count),
+          scratch_bytes(scratch_bytes),
+          work(work) {}
 
     int64_t count;
     size_t scratch_bytes;
@@ -82,8 +84,7 @@ struct Job {
         const StandardArithmetic standard;
         try {
             char* memory = scratch(scratch_bytes);
-            for (int64_t i; !failed && (i = next.fetch_add(1, std::memory_order_relaxed)) < count;)
-                (*work)(i, memory);
+            for (int64_t i; !failed && (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) (*work)(i, memory);
         } catch (...) {
             if (!failed.exchange(true)) error = std::current_exception();
         }
@@ -160,10 +161,8 @@ void parallel(int64_t count, int threads, size_t scratch_bytes, const std::funct
     const int helpers = static_cast<int>(std::min<int64_t>(threads, count)) - 1;
     std::unique_lock<std::mutex> lock;
     if (helpers > 0) lock = std::unique_lock<std::mutex>(pool().busy, std::try_to_lock);
-    if (lock.owns_lock())
-        pool().run(job, helpers);
-    else
-        job.run();
+    if (lock.owns_lock()) pool().run(job, helpers);
+    else job.run();
     if (job.error) std::rethrow_exception(job.error);
 }
 

@@ -6,7 +6,7 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-// Few rows go back and forth between K and V, in short steps that keep both streams from memory alive,
+// Decoding goes back and forth between K and V, in short steps that keep both streams from memory alive,
 // or in longer ones where all of it lies in a cache.
 constexpr int64_t kDecodeBlock = 32, kDecodeStep = 8;
 
@@ -19,12 +19,12 @@ template <class C> struct TileGroup {
     int64_t count;                 // of tiles
     QueryTile<C>* tiles;
     Row* rows;
-    C* s;          // a block of scores; a panel for each tile where heads are computed side by side
+    C* s;           // a block of scores; a panel for each tile where heads are computed side by side
     int64_t panel;  // from one tile's scores to the next one's
     C *k, *v;       // copies of a block
     C* spare;       // for the logits
     C* transposing;
-    C *q, *o, *m;   // of all tiles
+    C *q, *o, *m;  // of all tiles
     LogitBound<C>* bounds;
 };
 
@@ -77,7 +77,8 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         x.m = y.m + i * 2 * lanes;
         x.l = x.m + x.lanes();
         x.bounds = y.bounds ? y.bounds + i * lanes : nullptr;
-        for (int r = 0; y.bounds && r < x.row_count; ++r) x.bounds[r] = logit_bound(p, t.batch, x.rows[r], y.transposing);
+        for (int r = 0; y.bounds && r < x.row_count; ++r)
+            x.bounds[r] = logit_bound(p, t.batch, x.rows[r], y.transposing);
         load_queries(p, t.batch, x, y.transposing);
         std::memset(x.o, 0, (x.decode ? x.row_count : x.lanes()) * p.Dv * sizeof(C));
         for (int r = 0; r < x.lanes(); ++r) x.m[r] = -kInf<C>, x.l[r] = 0;
@@ -104,7 +105,9 @@ void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visi
             for (int64_t i = 0; i < y.count; ++i) {
                 const QueryTile<C>& x = y.tiles[i];
                 const Visible seen = visible(x.rows, x.row_count, p.spans.count, block);
-                if (seen.keys.empty() || have_no_weight(p, t.batch, x.kv, x.rows, x.row_count, x.bounds, x.m, seen.keys)) continue;
+                if (seen.keys.empty() ||
+                    have_no_weight(p, t.batch, x.kv, x.rows, x.row_count, x.bounds, x.m, seen.keys))
+                    continue;
                 if (x.kv != loaded) {
                     loaded = x.kv;
                     k = in_place(p.k, t.batch, loaded).from(j), v = in_place(p.v, t.batch, loaded).from(j);
@@ -113,8 +116,8 @@ void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visi
                 }
                 keys = seen.keys;
                 const int64_t skip = keys.begin - j;
-                const Block<C> b{p, x.rows, x.row_count, x.lanes(), t.batch, keys.begin, keys.end - keys.begin,
-                                 y.s + i * y.panel};
+                const Block<C> b{p,       x.rows,     x.row_count,           x.lanes(),
+                                 t.batch, keys.begin, keys.end - keys.begin, y.s + i * y.panel};
                 visit(i, x, k.from(skip), v.from(skip), b, seen.partial);
             }
             after(keys);

@@ -54,7 +54,9 @@ template <class C> using ColumnStatistics = std::vector<std::unique_ptr<ColumnSt
 template <class C> class SumOfWeights : public ColumnStatistic<C> {
 public:
     SumOfWeights(const Problem& p, const Request& request, const Partition& c, Arena& arena)
-        : p_(p), chunks_(c.chunks), out_(reinterpret_cast<C*>(request.outputs.at(0))),
+        : p_(p),
+          chunks_(c.chunks),
+          out_(reinterpret_cast<C*>(request.outputs.at(0))),
           sum_(arena.take<C>(c.tiles_per_task * c.heads_abreast * kMaxLanes<C>)) {}
 
     size_t part_bytes() const override { return p_.Hq * p_.N * sizeof(C); }
@@ -98,7 +100,8 @@ template <class C> struct ColumnScratch {
 };
 
 template <class C, class Make>
-ColumnScratch<C> lay_out_columns(const Problem& p, const Partition& c, const std::vector<Request>& requests, Arena& arena, Make&& make) {
+ColumnScratch<C> lay_out_columns(const Problem& p, const Partition& c, const std::vector<Request>& requests,
+                                 Arena& arena, Make&& make) {
     ColumnScratch<C> y;
     y.group = lay_out_group<C>(p, c, arena);
     for (const Request& request : requests) y.statistics.push_back(make(p, c, request, arena));
@@ -116,7 +119,8 @@ template <class C> bool load_normalisers(const Problem& p, int64_t batch, const 
             x.m[r] = kInf<C>, x.l[r] = 0;
             continue;
         }
-        const C* found = reinterpret_cast<const C*>(p.normalisers) + (batch * p.Hq + x.rows[r].head) * p.N + x.rows[r].query;
+        const C* found =
+            reinterpret_cast<const C*>(p.normalisers) + (batch * p.Hq + x.rows[r].head) * p.N + x.rows[r].query;
         x.m[r] = found[0];  // 0 where nothing is allowed: 2^(−∞ − 0) = 0
         x.l[r] = found[all];
         if (x.l[r] - x.l[r] == C(0)) continue;
@@ -149,7 +153,8 @@ void to_weights(const QueryTile<C>& x, const Block<C>& b, C* column_sums, C* log
 }
 
 template <class C, int NV>
-void to_weights(const QueryTile<C>& x, const Operand& k, const Block<C>& b, Range masked, C* spare, C* column_sums, C* log_moments) {
+void to_weights(const QueryTile<C>& x, const Operand& k, const Block<C>& b, Range masked, C* spare, C* column_sums,
+                C* log_moments) {
     logits<C, NV>(x, k, b, masked, nullptr, spare);
     if (log_moments) to_weights<C, NV, true>(x, b, column_sums, log_moments);
     else to_weights<C, NV, false>(x, b, column_sums, log_moments);
@@ -157,7 +162,8 @@ void to_weights(const QueryTile<C>& x, const Operand& k, const Block<C>& b, Rang
 
 template <class C> void compute_columns(const Problem& p, const Partition& c, Task t, const ColumnScratch<C>& y) {
     TileGroup<C> group = y.group;
-    const auto visit = [&](int64_t i, const QueryTile<C>& x, const Operand& k, const Operand&, const Block<C>& b, Range masked) {
+    const auto visit = [&](int64_t i, const QueryTile<C>& x, const Operand& k, const Operand&, const Block<C>& b,
+                           Range masked) {
         bool wanted = false;
         C *sums = nullptr, *moments = nullptr;
         for (const auto& s : y.statistics) {
@@ -166,7 +172,9 @@ template <class C> void compute_columns(const Problem& p, const Partition& c, Ta
             if (!moments) moments = s->log_moments(i);
         }
         if (!wanted) return;
-        (x.vectors == 3 ? to_weights<C, 3> : x.vectors == 2 ? to_weights<C, 2> : to_weights<C, 1>)(x, k, b, masked, group.spare, sums, moments);
+        (x.vectors == 3   ? to_weights<C, 3>
+         : x.vectors == 2 ? to_weights<C, 2>
+                          : to_weights<C, 1>)(x, k, b, masked, group.spare, sums, moments);
         if (y.not_finite[i]) clear_forbidden(b, b.s);
         const WeightBlock<C> w{i, x, b, y.not_finite[i], masked.empty() && !p.mask.data, sums != nullptr};
         for (const auto& s : y.statistics)

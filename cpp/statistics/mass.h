@@ -7,7 +7,9 @@ namespace limelight::LIMELIGHT_ISA {
 
 template <class C> class Mass : public RowSum<C> {
 public:
-    Mass(const Problem& p, const Request& request, const Partition& c, Arena& arena) : RowSum<C>(request, c, arena), other_(p) {
+    Mass(const Problem& p, const Request& request, const Partition& c, Arena& arena)
+        : RowSum<C>(request, c, arena),
+          other_(p) {
         other_.spans = request.spans;
         other_.mask = request.mask;
         rows_ = arena.take<Row>(c.tiles_per_task * kMaxLanes<C>);

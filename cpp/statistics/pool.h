@@ -11,7 +11,9 @@ namespace limelight::LIMELIGHT_ISA {
 template <class C> class Pool : public ColumnStatistic<C> {
 public:
     Pool(const Problem& p, const Request& request, const Partition& c, Arena& arena)
-        : p_(p), c_(c), out_(reinterpret_cast<C*>(request.outputs.at(0))),
+        : p_(p),
+          c_(c),
+          out_(reinterpret_cast<C*>(request.outputs.at(0))),
           rows_{c.queries, int64_t(request.numbers.at(0))},
           cols_{c.key_end - c.key_begin, int64_t(request.numbers.at(1))},
           maximum_(request.numbers.at(2) != 0),
@@ -54,9 +56,11 @@ public:
                 double x = sums[r];
                 next = r + 1;
                 if (up[r] == down[r])  // rows that lie in one cell alone go there together
-                    for (; next < b.row_count && up[next] == up[r] && down[next] == up[r] && b.rows[next].head == head; ++next)
+                    for (; next < b.row_count && up[next] == up[r] && down[next] == up[r] && b.rows[next].head == head;
+                         ++next)
                         join_to(x, sums[next]);
-                for (int64_t row = up[r]; row <= down[r]; ++row) join_to(part_[(head * rows_.count + row) * width_ + at], x);
+                for (int64_t row = up[r]; row <= down[r]; ++row)
+                    join_to(part_[(head * rows_.count + row) * width_ + at], x);
             }
         }
     }
@@ -97,7 +101,8 @@ private:
                 if (maximum_) top = larger(weight, top);
                 if (!maximum_ || not_finite) total += weight;
             }
-            store(to + r, maximum_ ? top + (not_finite ? total * C(0) : Vec<C>{}) : total);  // a maximum would lose a NaN
+            store(to + r,
+                  maximum_ ? top + (not_finite ? total * C(0) : Vec<C>{}) : total);  // a maximum would lose a NaN
         }
     }
 
@@ -106,11 +111,11 @@ private:
     C* out_;
     Cells rows_, cols_;
     bool maximum_;
-    int64_t width_;             // cells of a part, along the keys
-    int32_t *up_, *down_;       // (tile, lane): the first and the last row of cells that a query is in
-    int32_t *left_, *right_;    // by cell of the part: its first key and the one after its last
-    double* part_ = nullptr;    // (head, row, width)
-    int64_t first_ = 0;         // cell of the part
+    int64_t width_;           // cells of a part, along the keys
+    int32_t *up_, *down_;     // (tile, lane): the first and the last row of cells that a query is in
+    int32_t *left_, *right_;  // by cell of the part: its first key and the one after its last
+    double* part_ = nullptr;  // (head, row, width)
+    int64_t first_ = 0;       // cell of the part
 };
 
 }  // namespace limelight::LIMELIGHT_ISA

@@ -10,7 +10,10 @@ namespace limelight::LIMELIGHT_ISA {
 template <class C> class Profile : public ColumnStatistic<C> {
 public:
     Profile(const Problem& p, const Request& request, const Partition& c, Arena& arena)
-        : p_(p), chunks_(c.chunks), out_(reinterpret_cast<C*>(request.outputs.at(0))), radius_(int64_t(request.numbers.at(0))),
+        : p_(p),
+          chunks_(c.chunks),
+          out_(reinterpret_cast<C*>(request.outputs.at(0))),
+          radius_(int64_t(request.numbers.at(0))),
           panel_(arena.take<C>(kDiagonalPanel<C>)) {}
 
     size_t part_bytes() const override { return p_.Hq * (p_.N + p_.M - 1) * sizeof(C); }

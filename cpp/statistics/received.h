@@ -10,7 +10,9 @@ namespace limelight::LIMELIGHT_ISA {
 template <class C> class Received : public ColumnStatistic<C> {
 public:
     Received(const Problem& p, const Request& request, const Partition& c, Arena& arena)
-        : p_(p), c_(c), out_(reinterpret_cast<C*>(request.outputs.at(0))),
+        : p_(p),
+          c_(c),
+          out_(reinterpret_cast<C*>(request.outputs.at(0))),
           vectors_(c.grouped ? nullptr : arena.take<C>(c.heads_abreast * c.chunk * kWidth<C>)) {}
 
     void start_task(const Task& t, char*) override {

@@ -50,7 +50,8 @@ public:
 template <class C> class RowSum : public RowStatistic<C> {
 public:
     RowSum(const Request& request, const Partition& c, Arena& arena)
-        : out_(reinterpret_cast<C*>(request.outputs.at(0))), sum_(arena.take<C>(c.tiles_per_task * kMaxLanes<C>)) {}
+        : out_(reinterpret_cast<C*>(request.outputs.at(0))),
+          sum_(arena.take<C>(c.tiles_per_task * kMaxLanes<C>)) {}
 
     void start(const QueryTile<C>&, int64_t, int64_t i) override { std::fill_n(lanes(i), kMaxLanes<C>, C(0)); }
     size_t state_bytes() const override { return sizeof(C); }
@@ -115,7 +116,8 @@ template <class C> struct RowScratch {
 };
 
 template <class C, class Make>
-RowScratch<C> lay_out_rows(const Problem& p, const Partition& c, const std::vector<Request>& requests, Arena& arena, Make&& make) {
+RowScratch<C> lay_out_rows(const Problem& p, const Partition& c, const std::vector<Request>& requests, Arena& arena,
+                           Make&& make) {
     RowScratch<C> y;
     y.group = lay_out_group<C>(p, c, arena);
     bool moment = false;
@@ -129,7 +131,8 @@ RowScratch<C> lay_out_rows(const Problem& p, const Partition& c, const std::vect
 }
 
 template <class C, int NV>
-void add_block(const RowScratch<C>& y, int64_t i, const QueryTile<C>& x, const Operand& k, const Block<C>& b, Range masked) {
+void add_block(const RowScratch<C>& y, int64_t i, const QueryTile<C>& x, const Operand& k, const Block<C>& b,
+               Range masked) {
     alignas(64) C decay[NV * kWidth<C>], top[NV * kWidth<C>];
     logits<C, NV>(x, k, b, masked, top, y.group.spare);
     for (const auto& s : y.statistics) s->add_logits(x, b, i);
@@ -150,14 +153,16 @@ void write_record(const Problem& p, const RowStatistics<C>& statistics, const Ro
 
 // `records` (row) belong to the task's chunk of keys, or are null where the keys are not split.
 template <class C>
-void compute_rows(const Problem& p, const Partition& c, const Task& t, const RowScratch<C>& y, char* records, bool known) {
+void compute_rows(const Problem& p, const Partition& c, const Task& t, const RowScratch<C>& y, char* records,
+                  bool known) {
     TileGroup<C> group = y.group;
     load_group(p, c, t, group);
     for (int64_t i = 0; i < group.count; ++i) {
         if (y.moment) std::fill_n(y.moment + i * kMaxLanes<C>, kMaxLanes<C>, C(0));
         for (const auto& s : y.statistics) s->start(group.tiles[i], t.batch, i);
     }
-    const auto visit = [&](int64_t i, const QueryTile<C>& x, const Operand& k, const Operand&, const Block<C>& b, Range masked) {
+    const auto visit = [&](int64_t i, const QueryTile<C>& x, const Operand& k, const Operand&, const Block<C>& b,
+                           Range masked) {
         (x.vectors == 3 ? add_block<C, 3> : x.vectors == 2 ? add_block<C, 2> : add_block<C, 1>)(y, i, x, k, b, masked);
     };
     for_each_block(p, group, t, visit, [](Range) {});

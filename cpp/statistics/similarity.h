@@ -9,7 +9,9 @@ namespace limelight::LIMELIGHT_ISA {
 template <class C> class Similarity : public ColumnStatistic<C> {
 public:
     Similarity(const Problem& p, const Request& request, const Partition& c)
-        : p_(p), chunks_(c.chunks), out_(reinterpret_cast<C*>(request.outputs.at(0))) {}
+        : p_(p),
+          chunks_(c.chunks),
+          out_(reinterpret_cast<C*>(request.outputs.at(0))) {}
 
     bool needs_every_key() const override { return true; }
     size_t part_bytes() const override { return p_.Hq * p_.Hq * sizeof(double); }
@@ -26,7 +28,8 @@ public:
         for (int64_t a = 0; a < heads; ++a)
             for (int64_t b = 0; b <= a; ++b) {
                 double total = 0;
-                for (int64_t i = 0; i < chunks_; ++i) total += reinterpret_cast<const double*>(parts)[(i * heads + a) * heads + b];
+                for (int64_t i = 0; i < chunks_; ++i)
+                    total += reinterpret_cast<const double*>(parts)[(i * heads + a) * heads + b];
                 to[a * heads + b] = to[b * heads + a] = C(total);
             }
     }
@@ -54,7 +57,8 @@ private:
                         for (int j = 0; j < T; ++j) acc[i][j] += load(x[i] + at) * v[j];
                 }
                 for (int64_t i = 0; i < T && a + i < heads; ++i)
-                    for (int64_t j = 0; j < T && b + j <= a + i; ++j) part_[(a + i) * heads + b + j] += sum<C>(acc[i][j]);
+                    for (int64_t j = 0; j < T && b + j <= a + i; ++j)
+                        part_[(a + i) * heads + b + j] += sum<C>(acc[i][j]);
             }
     }
 

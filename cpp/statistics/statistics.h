@@ -23,7 +23,8 @@ namespace limelight::LIMELIGHT_ISA {
 
 // Null for the name of a column statistic.
 template <class C>
-std::unique_ptr<RowStatistic<C>> make_row_statistic(const Problem& p, const Partition& c, const Request& r, Arena& arena) {
+std::unique_ptr<RowStatistic<C>> make_row_statistic(const Problem& p, const Partition& c, const Request& r,
+                                                    Arena& arena) {
     if (r.name == "entropy") return std::make_unique<Entropy<C>>(r);
     if (r.name == "distance") return std::make_unique<Distance<C>>(r, c, arena);
     if (r.name == "mass") return std::make_unique<Mass<C>>(p, r, c, arena);
@@ -34,7 +35,8 @@ std::unique_ptr<RowStatistic<C>> make_row_statistic(const Problem& p, const Part
 }
 
 template <class C>
-std::unique_ptr<ColumnStatistic<C>> make_column_statistic(const Problem& p, const Partition& c, const Request& r, Arena& arena) {
+std::unique_ptr<ColumnStatistic<C>> make_column_statistic(const Problem& p, const Partition& c, const Request& r,
+                                                          Arena& arena) {
     if (r.name == "received") return std::make_unique<Received<C>>(p, r, c, arena);
     if (r.name == "profile") return std::make_unique<Profile<C>>(p, r, c, arena);
     if (r.name == "transposed") return std::make_unique<Transposed<C>>(p, r, c, arena);
@@ -59,7 +61,8 @@ template <class C> void row_pass(Problem p, const std::vector<Request>& requests
     for_each_task(p, c, threads, measure.next, [&](const Task& t, int64_t unit, char* scratch) {
         Arena arena{reinterpret_cast<uintptr_t>(scratch)};
         const RowScratch<C> y = lay_out_rows<C>(p, c, requests, arena, make_row_statistic<C>);
-        compute_rows(p, c, t, y, records ? records.get() + unit * of_unit + t.chunk * c.rows * record.bytes() : nullptr, known);
+        compute_rows(p, c, t, y, records ? records.get() + unit * of_unit + t.chunk * c.rows * record.bytes() : nullptr,
+                     known);
     });
     for (int64_t unit = 0; records && unit < p.B * c.units; ++unit)
         join_records(p, c, plan.statistics, unit / c.units, unit % c.units, records.get() + unit * of_unit, known);
@@ -67,7 +70,8 @@ template <class C> void row_pass(Problem p, const std::vector<Request>& requests
 
 template <class C> Partition partition_columns(const Problem& p, const Statistics& s) {
     Partition c = partition<C>(p);
-    const bool compared = std::any_of(s.requests.begin(), s.requests.end(), [](const Request& r) { return r.name == "similarity"; });
+    const bool compared =
+        std::any_of(s.requests.begin(), s.requests.end(), [](const Request& r) { return r.name == "similarity"; });
     if (compared) {
         c.grouped = false;
         c.units = c.tiles_per_task = 1;
@@ -91,7 +95,8 @@ void column_pass(Problem p, const Partition& c, const std::vector<Request>& requ
     for (const auto& s : plan.statistics)
         parts.emplace_back(new double[p.B * c.chunks * ceil_div(s->part_bytes(), 8)]());
     const auto part = [&](size_t s, int64_t batch, int64_t chunk) {
-        return reinterpret_cast<char*>(parts[s].get()) + (batch * c.chunks + chunk) * ceil_div(plan.statistics[s]->part_bytes(), 8) * 8;
+        return reinterpret_cast<char*>(parts[s].get()) +
+               (batch * c.chunks + chunk) * ceil_div(plan.statistics[s]->part_bytes(), 8) * 8;
     };
     parallel(p.B * c.units * c.chunks, threads, measure.next, [&](int64_t index, char* scratch) {
         Task t{};
@@ -123,13 +128,15 @@ template <class C> void statistics(Problem p, const Statistics& s, int threads) 
         Arena unused{0};
         (make_row_statistic<C>(p, partition<C>(p), r, unused) ? rows : columns).push_back(r);
     }
-    const bool full = s.window.query_begin == 0 && s.window.query_end == p.N && s.window.key_begin == 0 && s.window.key_end == p.M;
+    const bool full =
+        s.window.query_begin == 0 && s.window.query_end == p.N && s.window.key_begin == 0 && s.window.key_end == p.M;
     const Partition c = partition_columns<C>(p, s);
     if (!columns.empty() && s.known && full && !rows.empty()) {
         // Entropies and distances are sums over weights as well: with known normalisers they come along with the
         // columns, unless the parts of the chunks are too large.
         constexpr size_t most_bytes = 32 << 20;
-        const bool only_sums = std::all_of(rows.begin(), rows.end(), [](const Request& r) { return r.name == "entropy" || r.name == "distance"; });
+        const bool only_sums = std::all_of(
+            rows.begin(), rows.end(), [](const Request& r) { return r.name == "entropy" || r.name == "distance"; });
         if (only_sums && p.B * p.Hq * p.N * sizeof(C) * c.chunks <= most_bytes && all_normalisers_finite<C>(p)) {
             columns.insert(columns.end(), rows.begin(), rows.end());
             rows.clear();

@@ -10,8 +10,12 @@ namespace limelight::LIMELIGHT_ISA {
 template <class C> class Transposed : public ColumnStatistic<C> {
 public:
     Transposed(const Problem& p, const Request& request, const Partition& c, Arena& arena)
-        : p_(p), out_(reinterpret_cast<C*>(request.outputs.at(0))), u_(request.rows), width_(int64_t(request.numbers.at(0))),
-          all_finite_(request.numbers.at(1) != 0), pitch_(whole_vectors<C>(width_)) {
+        : p_(p),
+          out_(reinterpret_cast<C*>(request.outputs.at(0))),
+          u_(request.rows),
+          width_(int64_t(request.numbers.at(0))),
+          all_finite_(request.numbers.at(1) != 0),
+          pitch_(whole_vectors<C>(width_)) {
         const int64_t tiles = c.tiles_per_task * c.heads_abreast;
         rows_ = arena.take<C>(tiles * kMaxLanes<C> * pitch_);
         finite_ = arena.take<bool>(tiles);
@@ -22,7 +26,8 @@ public:
     void start(const QueryTile<C>& x, int64_t batch, int64_t i) override {
         C* u = rows_ + i * kMaxLanes<C> * pitch_;
         gather(u_, batch, x.rows, x.row_count, x.row_count, width_, C(1), u, pitch_);
-        finite_[i] = all_finite_ || all_finite<C>({reinterpret_cast<const char*>(u), kType<C>, pitch_}, x.row_count, width_);
+        finite_[i] =
+            all_finite_ || all_finite<C>({reinterpret_cast<const char*>(u), kType<C>, pitch_}, x.row_count, width_);
     }
 
     void add(const WeightBlock<C>& w) override {

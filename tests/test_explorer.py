@@ -26,7 +26,6 @@ from limelight.explorer.memory import Memory
 from limelight.explorer.questions import Answer, Arguments, RefusedError
 from limelight.explorer.rooms import QUESTIONS
 from limelight.explorer.server import app
-from limelight.explorer.single import single
 from limelight.explorer.subject import Subject
 from limelight.explorer.tiles import SIDE, base_level, top_level
 from limelight.lens.reading import read
@@ -85,13 +84,13 @@ def test_one_head_is_that_of_the_whole(n: int, bias: Bias | None) -> None:
         if ready:
             A.logsumexp()
         for b, h in ((0, 0), (1, 5), (1, 2)):
-            torch.testing.assert_close(single(A, b, h).dense()[0, 0], dense[b, h])
-            torch.testing.assert_close(single(A, b, h).entropy()[0, 0], A.entropy()[b, h])
+            torch.testing.assert_close(A.select(b, h).batched().dense()[0, 0], dense[b, h])
+            torch.testing.assert_close(A.select(b, h).batched().entropy()[0, 0], A.entropy()[b, h])
 
 
 def test_one_head_of_a_dense_matrix() -> None:
     dense = torch.rand(B, H, 7, 11)
-    assert torch.equal(single(ll.Weights.from_dense(dense), 1, 4).dense()[0, 0], dense[1, 4])
+    assert torch.equal(ll.Weights.from_dense(dense).select(1, 4).batched().dense()[0, 0], dense[1, 4])
 
 
 N_LARGE, M_LARGE = 601, 1303  # four levels; the cells at the ends are smaller than the others
@@ -263,6 +262,113 @@ def test_memory_makes_nothing_twice_and_forgets_the_oldest() -> None:
     assert memory.get("b", lambda: "again") == "again"
 
 
+# The lessons.
+
+EXAMPLE = {
+    "x": [[1.0, 2.0, 3.0], [0.5, 1.0, 1.5], [2.0, 1.0, 0.5]],
+    "W_Q": [[0.6, -0.2], [0.1, 0.5], [-0.3, 0.4]],
+    "W_K": [[0.2, 0.3], [-0.4, 0.7], [0.5, -0.1]],
+    "W_V": [[0.9, 0.1], [0.2, 0.8], [-0.1, 0.6]],
+}
+
+
+def test_the_worked_example(subject: Subject) -> None:
+    begin = ask(subject, "example").data
+    assert {name: begin[name] for name in EXAMPLE} == EXAMPLE
+    found = ask(subject, "trace", **EXAMPLE).data
+    assert found["scores"][0][0] == pytest.approx([2.71, 1.355, 2.475])  # as texts print them
+    assert found["weights"][0][0] == pytest.approx([0.448, 0.172, 0.380], abs=5e-4)
+    assert found["output"][0][0] == pytest.approx([1.275, 2.363], abs=1e-3)
+    assert found["scale"] == pytest.approx(2**-0.5)
+
+
+def test_the_worked_example_with_other_options(subject: Subject) -> None:
+    options = {"mask": "causal", "temperature": 0.5, "scale": 0.3, "heads": 2}
+    found = ask(subject, "trace", **EXAMPLE, **options).data
+    x, q, k, v = (np.array(EXAMPLE[name]) for name in ("x", "W_Q", "W_K", "W_V"))
+    for h in range(2):
+        logits = 0.3 * np.outer(x @ q[:, h], x @ k[:, h])
+        e = np.exp(logits / 0.5) * np.tril(np.ones((3, 3)))
+        weights = e / e.sum(1, keepdims=True)
+        np.testing.assert_allclose(found["weights"][h], weights)
+        np.testing.assert_allclose(np.array(found["output"][h])[:, 0], weights @ (x @ v[:, h]))
+        assert found["masked"][h][0][1] is None
+    json.loads(ask(subject, "trace", **EXAMPLE, **options).packed()[4:].decode())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": [[1.0] * 9]}, "rows of 1 to 8"),
+        ({"x": [[1.0, 2.0], [1.0]]}, "all of one length"),
+        ({"x": [["1"] * 3]}, "x must be a number"),
+        ({"x": [[1e9] * 3]}, "x = 1e+09 must be from"),
+        ({"W_Q": [[1.0]]}, "W_Q has 1 rows and x has 3"),
+        ({"W_K": [[1.0]] * 3, "heads": 1}, "W_Q has 2 columns and W_K has 1"),
+        ({"W_V": [[1.0] * 3] * 3, "heads": 2}, "must be a multiple"),
+        ({"temperature": 0}, "temperature = 0"),
+        ({"mask": "other"}, "one of none, causal"),
+    ],
+)
+def test_examples_that_cannot_be_worked_out(subject: Subject, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RefusedError, match=re.escape(message)):
+        ask(subject, "trace", **{**EXAMPLE, **changes})
+
+
+def test_the_steps_of_a_query_are_those_of_trace() -> None:
+    g = torch.Generator().manual_seed(5)
+    q, k = torch.randn(1, 4, 19, 7, generator=g), torch.randn(1, 2, 19, 7, generator=g)
+    options: dict[str, Any] = {"mask": ll.Causal(), "bias": ll.ALiBi(4), "softcap": 3.0, "temperature": 1.7}
+    truth = ll.trace(q.double(), k.double(), torch.zeros(1, 2, 19, 1).double(), **options)
+    answer = ask(Subject.of(ll.weights(q, k, **options)), "query", call=0, head=3, query=11)
+    keys = answer.data["keys"]
+    assert sorted(keys) == list(range(12))
+    for name, step in (
+        ("scores", truth.scores),
+        ("scaled", truth.scaled),
+        ("capped", truth.capped),
+        ("biased", truth.biased),
+    ):
+        np.testing.assert_allclose(answer.data[name], step[0, 3, 11, keys], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(answer.data["weights"], truth.weights[0, 3, 11, keys], rtol=1e-4)
+    np.testing.assert_allclose(answer.arrays["k"], k[0, 1, keys])
+    dense = Subject.of(ll.Weights.from_dense(torch.rand(1, 2, 5, 5)))
+    with pytest.raises(RefusedError, match="only the weights are known"):
+        ask(dense, "query", call=0, head=0, query=0)
+
+
+def test_translating() -> None:
+    subject = Subject.of(made(3, 3))
+    with pytest.raises(RefusedError, match="does not translate"):
+        ask(subject, "translate", text="Hello.")
+    subject.translator = ll.translate.load()
+    found = ask(subject, "translate", text="The cat is sleeping.").data
+    (sentence,) = found["sentences"]
+    truth = subject.translator("The cat is sleeping.").sentences[0]
+    assert found["text"] == truth.text == "Le chat dort."
+    assert sentence["probabilities"] == pytest.approx(np.exp(truth.scores).tolist(), rel=1e-4)
+    assert [w["word"] for w in sentence["written"]] == ["Le", "chat", "dort", ".", "</s>"]
+    for row, token, sure in zip(sentence["alternatives"], sentence["ids"][1:], sentence["probabilities"], strict=True):
+        probabilities = [x["probability"] for x in row]
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert {x["id"]: x["probability"] for x in row}[token] == pytest.approx(sure, rel=1e-4)
+    other = sentence["alternatives"][1][1]["id"]
+    prefix = [*sentence["ids"][:2], other]
+    changed = ask(subject, "continue", source=sentence["source"], prefix=prefix).data["sentence"]
+    assert changed["ids"][:3] == prefix
+    assert changed["text"].startswith("Le ")
+    assert changed["text"] != truth.text
+    again = ask(subject, "continue", source=sentence["source"], prefix=sentence["ids"][:1]).data["sentence"]
+    assert again["ids"] == subject.translator("The cat is sleeping.", beams=1).sentences[0]._ids[1][0].tolist()
+    with ThreadPoolExecutor(4) as threads:  # a record holds its own run alone
+        texts = ["The cat is sleeping.", "Good.", "I like tea.", "She reads a long book in the garden."] * 2
+        found = list(threads.map(lambda text: ask(subject, "translate", text=text).data["text"], texts))
+    assert found == [subject.translator(text).text for text in texts]
+    for wrong in ({"prefix": [10**6]}, {"prefix": []}, {"prefix": [1] * 300}, {"source": " "}):
+        with pytest.raises(RefusedError):
+            ask(subject, "continue", **{"source": "Hello.", "prefix": [2], **wrong})
+
+
 # The saved page.
 
 
@@ -293,15 +399,15 @@ def test_a_saved_page_holds_the_weights(tmp_path: Path) -> None:
 
 def test_a_saved_page_has_at_most_ten_megabytes(tmp_path: Path) -> None:
     g = torch.Generator().manual_seed(0)
-    A = ll.weights(torch.randn(1, 40, 601, 8, generator=g), torch.randn(1, 40, 601, 8, generator=g))
+    A = ll.weights(torch.randn(1, 16, 601, 8, generator=g), torch.randn(1, 16, 601, 8, generator=g))
     ll.lens.save_page(A, tmp_path / "page.html")
     assert 10**6 < (tmp_path / "page.html").stat().st_size <= 10**7
     data = data_of(tmp_path / "page.html")
     level = data["about"]["calls"][0]["finest"]
     assert level > 0
     assert f"{2**level} × {2**level} weights" in data["about"]["note"]
-    cells = pooled(A.dense()[0, 17].double().numpy(), 2**level, "mean")
-    np.testing.assert_allclose(unpacked(data["heads"]["0/0/17"]["mean"], cells.shape), cells, rtol=1e-3)
+    cells = pooled(A[0, 13].double().numpy(), 2**level, "mean")
+    np.testing.assert_allclose(unpacked(data["heads"]["0/0/13"]["mean"], cells.shape), cells, rtol=1e-3)
     many = ll.weights(torch.randn(1, 9000, 40, 1), torch.randn(1, 1, 40, 1))
     with pytest.raises(ValueError, match="9000 heads are more than a page"):
         save_page(many, tmp_path / "never.html")

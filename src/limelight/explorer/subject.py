@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import torch
 
 from limelight.explorer.memory import Memory
-from limelight.explorer.single import single
 from limelight.explorer.tiles import SIDE, Allowed, Floats, Rectangle, base_level, coarser, pooled, top_level
 from limelight.lens import Call, Record, heads
 from limelight.lens.reading import Reading
 from limelight.matrix.base import Weights
+from limelight.translate import Translator
 
 SMALL = 2**22  # weights, over which a pass takes no noticeable time
 _KEPT = 128 * 2**20  # bytes of tiles and statistics
@@ -63,7 +65,8 @@ class Head:
         return found
 
     def _cells(self, part: Rectangle, level: int, reduce: str) -> Floats:
-        found = pooled(self.A, part, 1 << level, reduce)
+        with torch.no_grad():
+            found = pooled(self.A, part, 1 << level, reduce)
         found[~self.allowed.cells(part, 1 << level)] = -1
         return found
 
@@ -90,24 +93,16 @@ class Head:
 
     def row(self, query: int) -> Floats:
         """Return a query's weights; −1 where it may not attend."""
-        with torch.no_grad():
-            found = self.A[0, 0, query].float().cpu().numpy()
-        found[~self.allowed.row(query)] = -1
-        return found
+        return self._cells(Rectangle(query, query + 1, 0, self.size[1]), 0, "mean").reshape(-1)
 
     def column(self, key: int) -> Floats:
         """Return the weights on a key; −1 where a query may not attend to it."""
-        with torch.no_grad():
-            found = self.A[0, 0, :, key].float().cpu().numpy()
-        found[~self.allowed.column(key)] = -1
-        return found
+        return self._cells(Rectangle(0, self.size[0], key, key + 1), 0, "mean").reshape(-1)
 
     def cell(self, part: Rectangle) -> dict[str, Any]:
         """Describe a cell: mean, max, and the row and column of its strongest weight."""
-        with torch.no_grad():
-            crop = self.A[0, 0, part.top : part.bottom, part.left : part.right].float().cpu().numpy()
-        allowed = self.allowed.cells(part, 1)
-        at = np.unravel_index(int(np.where(allowed, crop, -1).argmax()), crop.shape)
+        crop = self._cells(part, 0, "mean")
+        at = np.unravel_index(int(crop.argmax()), crop.shape)
         query, key = part.top + int(at[0]), part.left + int(at[1])
         row, column = self.row(query), self.column(key)
         weights = row[row >= 0].astype(np.float64)
@@ -115,10 +110,10 @@ class Head:
         return {
             "query": query,
             "key": key,
-            "masked": not bool(allowed.any()),
+            "masked": bool(crop.max() < 0),
             "weight": max(0.0, float(row[key])),
-            "mean": float(crop.mean()),
-            "max": float(crop.max()),
+            "mean": float(crop.clip(min=0).mean(dtype=np.float64)),
+            "max": max(0.0, float(crop.max())),
             "rank": int((row > row[key]).sum()) + 1,
             "visible": len(weights),
             "entropy": float(-(positive * np.log(positive)).sum()) + 0.0,
@@ -153,10 +148,22 @@ class Matrix:
 class Subject:
     """All matrices that a page shows."""
 
-    def __init__(self, title: str, matrices: Sequence[Matrix], *, note: str = "", wrote: str = "") -> None:
+    def __init__(
+        self,
+        title: str,
+        matrices: Sequence[Matrix],
+        *,
+        note: str = "",
+        wrote: str = "",
+        translator: Translator | None = None,
+        following: Sequence[tuple[str, float]] = (),
+        opens: tuple[int, int] | None = None,
+    ) -> None:
         if not matrices:
             raise ValueError("there is no attention to explore: the record is empty")
         self.title, self.matrices, self.note, self.wrote = title, list(matrices), note, wrote
+        self.translator, self.following, self.opens = translator, list(following), opens
+        self.running = Lock()  # a recorder sees whatever a model does, so it runs for one question at a time
         self.memory = Memory(_KEPT)
 
     @staticmethod
@@ -178,7 +185,14 @@ class Subject:
             left_out = sum(reading.left_out for reading in readings)
             note = f"The model has no positions for the last {left_out} tokens." if left_out else ""
             wrote = " ".join(reading.wrote for reading in readings if reading.wrote)
-            return Subject(title or readings[0].model, _numbered(named), note=note, wrote=wrote)
+            return Subject(
+                title or readings[0].model,
+                _numbered(named),
+                note=note,
+                wrote=wrote,
+                following=readings[-1].following,
+                opens=_most_telling(readings[0]),
+            )
         if isinstance(given, Weights):
             call = _call_of(given)
             return Subject(title or "attention", _numbered([(call, _texts_of(call, tokens))]))
@@ -191,7 +205,7 @@ class Subject:
         matrix = self.matrices[call]
 
         def make() -> Head:
-            A = single(matrix.call.weights, batch, head)
+            A = matrix.call.weights.select(batch, head).batched()
             allowed = Allowed(matrix.mask, batch, head, matrix.N, matrix.M)
             return Head(A, allowed, (call, batch, head), self.memory)
 
@@ -238,7 +252,24 @@ class Subject:
             }
 
         calls = [described(m) for m in self.matrices]
-        return {"title": self.title, "note": self.note, "wrote": self.wrote, "calls": calls, "texts": texts}
+        return {
+            "title": self.title,
+            "note": self.note,
+            "wrote": self.wrote,
+            "calls": calls,
+            "texts": texts,
+            "following": self.following,
+            "opens": self.opens,
+            "translates": self.translator is not None,
+        }
+
+
+def _most_telling(reading: Reading) -> tuple[int, int] | None:
+    """Return the number of the call and the head with the strongest links, where it takes no time to find it."""
+    if sum(math.prod(call.shape) for call in reading.record.log) > 8 * SMALL:
+        return None
+    chosen, head = reading.most_telling()
+    return next(n for n, call in enumerate(reading.record.log) if call is chosen), head
 
 
 def _numbered(named: Sequence[tuple[Call, tuple[Texts | None, Texts | None]]]) -> list[Matrix]:

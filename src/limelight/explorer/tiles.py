@@ -7,11 +7,9 @@ the end of an axis cover what is left there.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from limelight.core.masks import Mask
@@ -20,8 +18,6 @@ from limelight.matrix.base import Weights
 Floats = NDArray[np.float32]
 SIDE = 256
 _BASE = 1024  # cells on a side of the finest level that is kept whole
-_HELD = 2**22  # weights of a crop that exist at a time
-_POOLS_CROPS = "queries" in inspect.signature(Weights.pool).parameters
 
 
 def top_level(N: int, M: int) -> int:
@@ -77,27 +73,9 @@ def pooled(A: Weights, part: Rectangle, cell: int, reduce: str) -> Floats:
         for left, edge, at in ((part.left, right, slice(0, whole_cols)), (right, part.right, slice(whole_cols, cols))):
             if top < end and left < edge:
                 size = at_rows.stop - at_rows.start, at.stop - at.start
-                found[at_rows, at] = _crop(A, Rectangle(top, end, left, edge), size, reduce)
+                pool = A.pool(*size, reduce, queries=slice(top, end), keys=slice(left, edge))
+                found[at_rows, at] = pool[0, 0].float().cpu().numpy()
     return found
-
-
-def _crop(A: Weights, part: Rectangle, size: tuple[int, int], reduce: str) -> Floats:
-    """Pool a part whose sides are multiples of ``size``."""
-    queries, keys = slice(part.top, part.bottom), slice(part.left, part.right)
-    rows, cols = size
-    with torch.no_grad():
-        if _POOLS_CROPS and (rows, cols) != (part.bottom - part.top, part.right - part.left):
-            found = A.pool(rows, cols, reduce, queries=queries, keys=keys)[0, 0]
-            return found.float().cpu().numpy()
-        high, wide = (part.bottom - part.top) // rows, (part.right - part.left) // cols
-        step = max(1, _HELD // (high * (part.right - part.left)))  # rows of cells at a time
-        parts = []
-        for row in range(0, rows, step):
-            begin, end = part.top + row * high, part.top + min(rows, row + step) * high
-            crop = A[0, 0, begin:end, keys].float()
-            blocks = crop.reshape((end - begin) // high, high, cols, wide)
-            parts.append(blocks.mean((1, 3)) if reduce == "mean" else blocks.amax((1, 3)))
-        return torch.cat(parts).cpu().numpy()
 
 
 def coarser(cells: Floats, times: int, size: tuple[int, int], cell: int, reduce: str) -> Floats:
@@ -156,11 +134,3 @@ class Allowed:
             np.add.at(edges, (row[real], (end[real] - 1) // cell + 1), -1)
             found = found & (edges.cumsum(1)[:, :cols] > 0)
         return found
-
-    def row(self, query: int) -> NDArray[np.bool_]:
-        """Return which keys a query may attend to."""
-        return self.cells(Rectangle(query, query + 1, 0, self.M), 1).reshape(-1)
-
-    def column(self, key: int) -> NDArray[np.bool_]:
-        """Return which queries may attend to a key."""
-        return self.cells(Rectangle(0, self.N, key, key + 1), 1).reshape(-1)

@@ -22,6 +22,7 @@ from limelight.nn import LanguageModel, Seq2Seq
 from limelight.nn.positions import Learned
 
 _MAX_WRITTEN = 512  # tokens that an encoder-decoder writes at most
+_FOLLOWING = 10  # likeliest tokens after the text
 _TOP_KEYS = 8  # strongest keys of a query that are looked at; some of them may be trivial
 
 # Called with a description of what is going on, and how many steps of how many are done.
@@ -58,6 +59,7 @@ class Reading:
         record: the record of the forward pass.
         left_out: how many tokens were cut off because the model has no positions for them.
         wrote: the text that an encoder-decoder wrote.
+        following: the likeliest tokens after the text, with their probabilities; empty for models that predict none.
 
     """
 
@@ -66,6 +68,7 @@ class Reading:
     record: Record
     left_out: int = 0
     wrote: str = ""
+    following: list[tuple[str, float]] = field(default_factory=list)
     _top_keys: dict[int, _TopKeys] = field(default_factory=dict, repr=False, compare=False)
 
     def names(self, call: Call) -> tuple[list[str], list[str]]:
@@ -161,6 +164,7 @@ def read(folder: str | Path, text: str, progress: Progress | None = None) -> Rea
     most = _max_positions(model)
     left_out = 0 if most is None else max(0, len(ids) - most)
     source = torch.tensor([ids if most is None else ids[:most]])
+    likely: Any = None
     with torch.no_grad():
         target = _write_target(model, source, ours, most, progress)
         with (
@@ -171,7 +175,9 @@ def read(folder: str | Path, text: str, progress: Progress | None = None) -> Rea
                 inputs = target[:, :-1]
                 model(source, inputs) if ours else model(input_ids=source, decoder_input_ids=inputs)
             elif isinstance(model, LanguageModel):
-                model(source, last=True)  # all logits would take more memory than everything else
+                last = model(source, last=True)  # all logits would take more memory than everything else
+                if model.head is not None:
+                    likely = last.reshape(-1).float().softmax(0).topk(min(_FOLLOWING, last.shape[-1]))
             else:
                 model(source)
     wrote = ""
@@ -179,14 +185,21 @@ def read(folder: str | Path, text: str, progress: Progress | None = None) -> Rea
     if target is not None:
         by_stack |= {"decoder": target[:, :-1], "written": target[:, 1:]}
         wrote = tokenizer.decode(target[0].tolist())
-    names = {stack: [tokenizer.id_to_token(i) or str(i) for i in x[0].tolist()] for stack, x in by_stack.items()}
+    names = {stack: _names(tokenizer, x[0]) for stack, x in by_stack.items()}
+    readable = _readable(tokenizer, names if likely is None else {**names, "following": _names(tokenizer, likely[1])})
+    following = readable.pop("following", [])
     return Reading(
         model=folder.resolve().name,
-        tokens=_readable(tokenizer, names),
+        tokens=readable,
         record=record,
         left_out=left_out,
         wrote=wrote,
+        following=[] if likely is None else list(zip(following, likely[0].tolist(), strict=True)),
     )
+
+
+def _names(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
+    return [tokenizer.id_to_token(i) or str(i) for i in ids.tolist()]
 
 
 def _has_own_attention(model: nn.Module) -> bool:

@@ -3,10 +3,12 @@ import * as address from "./address.js";
 import { count, h } from "./dom.js";
 import { headsRoom } from "./rooms/heads.js";
 import { mapRoom } from "./rooms/map.js";
+import { stepsRoom } from "./rooms/steps.js";
 import { textRoom } from "./rooms/text.js";
+import { translateRoom } from "./rooms/translate.js";
 import { Subject } from "./subject.js";
 
-const ROOMS = [headsRoom, mapRoom, textRoom];
+const ROOMS = [headsRoom, mapRoom, textRoom, stepsRoom, translateRoom];
 
 /** Starts the explorer in an element, with data from a source. */
 export async function start(root, source, { embedded = false } = {}) {
@@ -22,6 +24,7 @@ export async function start(root, source, { embedded = false } = {}) {
 class App {
   constructor(root, source, about, embedded) {
     Object.assign(this, { root, source, embedded, subject: new Subject(source, about) });
+    root.explorer = this; // for scripts and tests
     this.rooms = ROOMS.filter((room) => room.suits(this));
     this.reduced = matchMedia("(prefers-reduced-motion: reduce)");
     this.state = this.#valid(embedded ? { room: "" } : address.read(location.hash));

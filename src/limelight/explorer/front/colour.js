@@ -55,7 +55,7 @@ export class Scale {
   #value(t) {
     if (this.kind === "linear") return t * this.high;
     if (this.kind === "sqrt") return t * t * this.high;
-    return t === 0 ? 0 : this.high * LOW ** (1 - t);
+    return this.high * LOW ** (1 - t);
   }
 
   rgb(x) {
@@ -117,6 +117,13 @@ export function largest(values) {
   let max = 0;
   for (let n = 0; n < values.length; n++) if (values[n] > max) max = values[n];
   return max;
+}
+
+/** Where the colours of a row or column end: at its largest weight, but no lower than three times an even share. */
+export function rowHigh(weights) {
+  let visible = 0;
+  for (let n = 0; n < weights.length; n++) if (weights[n] >= 0) visible += 1;
+  return Math.max(largest(weights), 3 / Math.max(3, visible));
 }
 
 /** Black or white ink, whichever reads better on a colour. */

@@ -2,16 +2,17 @@
 
 const TYPES = { float32: Float32Array, int32: Int32Array, uint16: Uint16Array, uint8: Uint8Array };
 
-/** Answers questions, those that are looked at first: background ones wait until nothing else is under way. */
+/** Answers questions. Those of the background wait until nothing else is under way, 1 before 2, one at a time. */
 class Source {
   #foreground = 0;
   #waiting = [];
   #busy = false;
 
   /** Returns { data, arrays }, or throws; an AbortSignal gives up on the answer. */
-  async ask(name, given = {}, { signal, background = false } = {}) {
+  async ask(name, given = {}, { signal, background = 0 } = {}) {
     if (background) return new Promise((resolve, reject) => {
-      this.#waiting.push({ name, given, signal, resolve, reject });
+      this.#waiting.push({ name, given, signal, resolve, reject, background });
+      this.#waiting.sort((a, b) => a.background - b.background); // stable
       this.#next();
     });
     this.#foreground += 1;

@@ -17,7 +17,17 @@ export class HeadGrid {
     this.label = app.state.label ?? "";
     this.sort = app.state.sort ?? "";
     this.shown = new IntersectionObserver((entries) => entries.forEach((entry) => entry.isIntersecting && this.#draw(entry.target)));
+    if (this.large) {
+      this.resized = new ResizeObserver(() => this.#size());
+      this.resized.observe(app.main);
+    }
     this.build();
+  }
+
+  /** Thumbnails as large as lets all layers be in view, within reason. */
+  #size() {
+    const room = this.app.main.clientHeight - 108, rows = this.group.calls.length;
+    this.list.style.setProperty("--side", `${Math.round(Math.max(42, Math.min(96, room / rows - 19)))}px`);
   }
 
   get group() {
@@ -70,6 +80,7 @@ export class HeadGrid {
     this.empty.hidden = heads.length > 0;
     this.#chips();
     this.mark();
+    if (this.large) this.#size();
   }
 
   #button(call, head, row) {
@@ -157,6 +168,7 @@ export class HeadGrid {
   }
 
   close() {
+    this.resized?.disconnect();
     this.shown.disconnect();
   }
 }

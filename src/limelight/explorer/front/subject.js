@@ -30,13 +30,13 @@ export class Subject {
   }
 
   /** A small picture of a head: { shape, values }. */
-  thumbnail(call, batch, head, background = true) {
+  thumbnail(call, batch, head) {
     const { queries, keys, heads } = this.calls[call];
     const together = Math.max(queries, keys) <= SMALL ? Math.min(heads, 64) : 1, first = head - (head % together);
     const key = `${call}/${batch}/${first}`;
     if (!this.#thumbnails.has(key)) {
       const given = { call, batch, head: first, count: Math.min(together, heads - first) };
-      this.#thumbnails.set(key, this.#kept(this.#thumbnails, key, this.source.ask("thumbnails", given, { background })));
+      this.#thumbnails.set(key, this.#kept(this.#thumbnails, key, this.source.ask("thumbnails", given, { background: 1 })));
     }
     return this.#thumbnails.get(key).then(({ arrays }) => arrays[head]);
   }
@@ -44,7 +44,7 @@ export class Subject {
   /** The measures and labels of all heads of a call. */
   report(call) {
     if (!this.#reports.has(call))
-      this.#reports.set(call, this.#kept(this.#reports, call, this.source.ask("report", { call }, { background: true })).then(({ data }) => {
+      this.#reports.set(call, this.#kept(this.#reports, call, this.source.ask("report", { call }, { background: 2 })).then(({ data }) => {
         this.calls[call].report = data.rows;
         return data.rows;
       }));

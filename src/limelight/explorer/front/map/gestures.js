@@ -8,6 +8,11 @@ export function gestures(canvas, plot, on) {
     const box = canvas.getBoundingClientRect();
     return [event.clientX - box.left, event.clientY - box.top];
   };
+  /** How far two fingers are from each other; 0 where there are not two. */
+  const apart = () => {
+    const [a, b] = [...pointers.values()];
+    return pointers.size === 2 ? Math.hypot(a[0] - b[0], a[1] - b[1]) : 0;
+  };
   const inPlot = ([x, y]) => [x - plot.edge.left, y - plot.edge.top];
 
   canvas.addEventListener("pointerdown", (event) => {
@@ -15,7 +20,7 @@ export function gestures(canvas, plot, on) {
     canvas.setPointerCapture(event.pointerId);
     pointers.set(event.pointerId, at(event));
     moved = 0;
-    spread = 0;
+    spread = apart();
   });
   canvas.addEventListener("pointermove", (event) => {
     const now = at(event), before = pointers.get(event.pointerId);
@@ -28,10 +33,10 @@ export function gestures(canvas, plot, on) {
       moved += Math.abs(now[0] - before[0]) + Math.abs(now[1] - before[1]);
       if (moved > 4) on.pan(now[0] - before[0], now[1] - before[1]);
     } else if (pointers.size === 2) {
-      const [a, b] = [...pointers.values()], apart = Math.hypot(a[0] - b[0], a[1] - b[1]);
-      if (spread) on.zoom(apart / spread, ...inPlot([(a[0] + b[0]) / 2, (a[1] + b[1]) / 2]), false);
+      const [a, b] = [...pointers.values()], width = apart();
+      if (spread) on.zoom(width / spread, ...inPlot([(a[0] + b[0]) / 2, (a[1] + b[1]) / 2]), false);
       on.pan((now[0] - before[0]) / 2, (now[1] - before[1]) / 2);
-      spread = apart;
+      spread = width;
       moved = 99;
     }
   });

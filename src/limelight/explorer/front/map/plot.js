@@ -1,6 +1,6 @@
 // One matrix on a canvas: cells, tokens at the edges, strips of statistics, the place that is pointed at.
-import { Scale, ink, picture } from "../colour.js";
-import { count, shown, weight } from "../dom.js";
+import { ink, picture } from "../colour.js";
+import { count, shown } from "../dom.js";
 import { SIDE } from "./layers.js";
 
 const PAINTING = 4; // milliseconds a frame for colouring tiles

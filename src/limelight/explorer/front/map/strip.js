@@ -1,5 +1,5 @@
 // The text around the query that is pointed at, tinted by what it looks at.
-import { Scale, ink, largest } from "../colour.js";
+import { Scale, ink, rowHigh } from "../colour.js";
 import { h, shown } from "../dom.js";
 
 const AROUND = 48; // tokens before and after
@@ -21,7 +21,7 @@ export class TextStrip {
 
   #draw() {
     const { tokens, weights, query, key } = this.last, middle = query ?? key;
-    const scale = new Scale("sqrt", largest(weights), this.app.theme);
+    const scale = new Scale("sqrt", rowHigh(weights), this.app.theme);
     const begin = Math.max(0, middle - AROUND), end = Math.min(tokens.length, Math.max(middle + 12, begin + 2 * AROUND));
     const far = key < begin || key >= end ? [key] : [];
     const word = (n) => {

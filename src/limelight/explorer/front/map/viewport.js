@@ -14,12 +14,11 @@ export class Viewport {
     this.#listeners.add(listener);
   }
 
-  /** Of another matrix, or another area on the screen; what was whole stays whole. */
+  /** Of another matrix, or another area on the screen; the corner and the zoom, as a multiple of the whole, stay. */
   resize({ keys = this.keys, queries = this.queries, width = this.width, height = this.height }) {
-    const whole = this.isWhole;
+    const times = this.s / this.least;
     Object.assign(this, { keys, queries, width: Math.max(1, width), height: Math.max(1, height) });
-    if (whole) this.set(this.whole());
-    else this.set(this);
+    this.set({ x: this.x, y: this.y, s: times * this.least });
   }
 
   get least() {

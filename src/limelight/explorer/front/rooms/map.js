@@ -1,18 +1,21 @@
 // Map: one head's matrix, from the whole to single weights; another head beside it, or their difference.
 import { Scale } from "../colour.js";
-import { count, dropdown, h, segments, settled, shown, weight } from "../dom.js";
+import { count, dropdown, h, segments, settled, shown } from "../dom.js";
 import { HeadGrid } from "../grid.js";
 import { DifferenceLayer, HeadLayer } from "../map/layers.js";
 import { exported } from "../map/export.js";
 import { gestures } from "../map/gestures.js";
 import { Minimap } from "../map/minimap.js";
-import { Plot, name } from "../map/plot.js";
+import { Plot } from "../map/plot.js";
 import { Readout } from "../map/readout.js";
 import { TextStrip } from "../map/strip.js";
 import { Viewport } from "../map/viewport.js";
 import { saveMenu } from "../save.js";
 
 export const mapRoom = { id: "map", title: "Map", suits: () => true, open: (app, element) => new MapRoom(app, element) };
+
+/** A number of the legend, in two digits. */
+const legible = (v) => (v >= 0.001 ? String(+v.toPrecision(2)) : v.toExponential(0).replace("-", "−"));
 
 class MapRoom {
   #strips = new Map();
@@ -66,14 +69,18 @@ class MapRoom {
   /** Makes plots and layers for the head of the state, and the one that it is compared with. */
   #layers() {
     const { app } = this, { call, head, batch } = app.state, { queries, keys } = app.subject.calls[call], reduce = app.state.reduce === "max" ? "max" : "mean";
+    this.made = this.#drawn();
     this.shown?.forEach((plot) => (plot.layer.close(), plot.close()));
     this.names = { query: app.subject.tokens(call, batch, "query"), key: app.subject.tokens(call, batch, "key") };
     const layer = (c, n) => new HeadLayer(app, { call: c, head: n, batch, reduce }, () => this.#arrived());
     const { other } = this, own = layer(call, head);
     const layers = !other ? [own] : other.how === "difference" ? [new DifferenceLayer(own, layer(other.call, other.head))] : [own, layer(other.call, other.head)];
+    this.text.element.hidden = !this.names.key;
     this.viewport.resize({ queries, keys });
     this.shown = layers.map((one, n) => this.#plot(one, n === 0 ? [call, head] : [other.call, other.head]));
+    const focused = this.plots.contains(document.activeElement);
     this.plots.replaceChildren(...this.shown.map((plot) => plot.box));
+    if (focused) this.shown[0].canvas.focus({ preventScroll: true });
     this.plots.classList.toggle("two", layers.length > 1);
     this.high = undefined;
     this.shown.forEach((plot) => plot.measure());
@@ -142,7 +149,7 @@ class MapRoom {
   restore() {
     const { state } = this.app, numbers = (text, n) => { const x = (text ?? "").split(",").map(Number); return x.length === n && x.every(Number.isFinite) ? x : null; };
     this.grid.update();
-    if (this.shown[0].layer.call !== state.call || this.made !== this.#key_of()) this.#layers();
+    if (this.made !== this.#drawn()) this.#layers();
     const view = numbers(state.view, 3), cell = numbers(state.cell, 2);
     if (view) this.viewport.set({ y: view[0], x: view[1], s: view[2] * this.viewport.least });
     else this.viewport.set(this.viewport.whole());
@@ -151,9 +158,10 @@ class MapRoom {
     this.#point(cell && cell[0] < queries && cell[1] < keys && cell[0] >= 0 && cell[1] >= 0 ? { query: cell[0], key: cell[1] } : null, true);
   }
 
-  #key_of() {
+  /** What the layers depend on. */
+  #drawn() {
     const { call, head, batch, reduce, with: other, how } = this.app.state;
-    return (this.made = [call, head, batch, reduce, other, how].join("/"));
+    return [call, head, batch, reduce, other, how].join("/");
   }
 
   #moved() {
@@ -191,7 +199,7 @@ class MapRoom {
     if (this.#strips.has(key)) return this.#profile();
     this.#strips.set(key, null);
     try {
-      const { arrays } = await this.app.source.ask("strips", { call, head, batch }, { background: true });
+      const { arrays } = await this.app.source.ask("strips", { call, head, batch }, { background: 1 });
       const sums = (x) => x.reduce((all, v, n) => ((all[n + 1] = all[n] + v), all), new Float64Array(x.length + 1));
       this.#strips.set(key, { entropy: sums(arrays.entropy.values), received: sums(arrays.received.values), profile: arrays.profile?.values });
       this.shown.forEach((plot) => plot.request());
@@ -221,7 +229,7 @@ class MapRoom {
   }
 
   #legend(scale) {
-    const ticks = scale.signed ? [0, 0.25, 0.5, 0.75, 1] : [0, 1 / 3, 2 / 3, 1], said = (t) => { const v = scale.at(t); return (v < 0 ? "−" : "") + (v === 0 ? "0" : +Math.abs(v).toPrecision(2)); };
+    const ticks = scale.signed ? [0, 0.25, 0.5, 0.75, 1] : [0, 1 / 3, 2 / 3, 1], said = (t) => { const v = scale.at(t); return (v < 0 ? "−" : t === 0 && scale.kind === "log" ? "≤ " : "") + (v === 0 ? "0" : legible(Math.abs(v))); };
     this.legend.replaceChildren(
       h("div", { class: "ramp", style: { background: scale.gradient() } }),
       h("div", { class: "ticks" }, ticks.map((t) => h("span", { style: { left: `${100 * t}%` } }, said(t)))),
@@ -268,7 +276,7 @@ class MapRoom {
 
   #jump(query, key) {
     this.pinned = true;
-    this.viewport.centre(query, key, Math.min(14, Math.max(this.viewport.s, 14)));
+    this.viewport.centre(query, key, 14);
     this.#point({ query, key }, true);
   }
 

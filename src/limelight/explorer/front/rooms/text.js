@@ -1,5 +1,5 @@
 // Text: choose a token, and every other is tinted by how much it is attended to, or attends to it.
-import { OVERLAYS, Scale, ink, largest } from "../colour.js";
+import { OVERLAYS, Scale, ink, largest, rowHigh } from "../colour.js";
 import { count, dropdown, h, segments, settled, shown, svg, weight } from "../dom.js";
 import { HeadGrid } from "../grid.js";
 import { csv, escaped, png, saveMenu } from "../save.js";
@@ -138,12 +138,13 @@ class TextRoom {
     chunk.made = true;
     chunk.style.minHeight = "";
     this.seen.unobserve(chunk);
-    chunk.replaceChildren(...Array.from({ length: chunk.to - chunk.from }, (_, k) => {
+    chunk.options = Array.from({ length: chunk.to - chunk.from }, (_, k) => {
       const n = chunk.from + k, token = chunk.tokens?.[n] ?? String(n), begins = /^[▁Ġ \n]/.test(token) || !/[▁Ġ ]/.test(this.#sample(chunk.tokens));
       const option = h("span", { role: "option", "aria-selected": "false", tabindex: -1, class: begins ? "word" : "piece" }, shown(token));
       option.n = n;
       return option;
-    }));
+    });
+    chunk.replaceChildren(...chunk.options.flatMap((option) => (option.textContent.endsWith("↵") ? [option, h("br")] : [option])));
     this.#paint(chunk);
   }
 
@@ -160,7 +161,7 @@ class TextRoom {
   #option(side, n) {
     const part = this.#part(side), chunk = part.chunks[Math.floor(n / CHUNK)];
     this.#make(chunk);
-    return chunk.children[n - chunk.from];
+    return chunk.options[n - chunk.from];
   }
 
   #select(side, token, focus) {
@@ -217,7 +218,7 @@ class TextRoom {
 
   #tinted() {
     const { theme, subject, state } = this.app, colours = OVERLAYS[theme];
-    this.scales = this.weights.map((w) => new Scale("sqrt", largest(w), theme));
+    this.scales = this.weights.map((w) => new Scale("sqrt", rowHigh(w), theme));
     this.lit = this.side === "query" ? "key" : "query";
     for (const part of this.parts) for (const chunk of part.chunks) if (chunk.made) this.#paint(chunk);
     const tokens = subject.tokens(state.call, state.batch, this.lit), own = subject.tokens(state.call, state.batch, this.side);
@@ -230,16 +231,26 @@ class TextRoom {
         return h("ol", { class: "bars" }, listed(w).map((n) => h("li", {}, h("button", { type: "button", title: `position ${count(n)}`, onclick: () => this.#select(this.parts.length === 1 ? this.side : this.lit, n, true) }, h("span", {}, tokens ? shown(tokens[n]) : n), h("small", {}, count(n))),
           h("i", { style: { width: `${(100 * w[n]) / most}%`, backgroundColor: this.weights.length > 1 ? colours[k] : "" } }), h("em", {}, weight(w[n])))));
       }));
+    this.#following();
     const [best] = this.weights.length ? listed(this.weights[0]) : [];
     this.app.say(best === undefined ? `${name}: no weight` : `${name}: strongest ${tokens ? shown(tokens[best]) : best}, ${weight(this.weights[0][best])}`);
     this.#arcs();
+  }
+
+  /** What may come after the text, while its last token is chosen. */
+  #following() {
+    const { following = [], calls } = this.app.subject, { stack, kind } = calls[this.app.state.call];
+    this.next.hidden = !following.length || stack !== "decoder" || kind !== "self" || this.token !== this.#length("query") - 1;
+    if (this.next.hidden) return;
+    const most = following[0][1];
+    this.next.replaceChildren(h("h2", {}, "Probable next tokens"), h("ol", { class: "bars plain" }, following.map(([token, p]) => h("li", {}, h("span", {}, shown(token)), h("i", { style: { width: `${(100 * p) / most}%` } }), h("em", {}, p.toFixed(3))))));
   }
 
   /** Colours of a part: a tint for one source, a lane for each of several. */
   #paint(chunk) {
     if (!this.weights.length || !this.scales) return;
     const lit = this.parts.length === 1 || chunk.side === this.lit, colours = OVERLAYS[this.app.theme];
-    for (const option of chunk.children) {
+    for (const option of chunk.options) {
       const { style } = option, values = lit ? this.weights.map((w) => w[option.n]) : [];
       if (values.length === 1) {
         const w = Math.max(0, values[0]), rgb = this.scales[0].rgb(w), strong = this.scales[0].place(w) > 0.03;
@@ -294,7 +305,7 @@ class TextRoom {
   /** The tokens as they stand on the screen, as SVG. */
   #drawing() {
     const around = this.blocks.getBoundingClientRect(), style = getComputedStyle(this.app.root), items = [];
-    const options = this.parts.flatMap((part) => part.chunks.filter((chunk) => chunk.made).flatMap((chunk) => [...chunk.children]));
+    const options = this.parts.flatMap((part) => part.chunks.filter((chunk) => chunk.made).flatMap((chunk) => chunk.options));
     for (const option of options.slice(0, 3000)) {
       const box = option.getBoundingClientRect(), own = getComputedStyle(option), x = box.left - around.left, y = box.top - around.top;
       const lanes = this.weights.length > 1 ? this.weights.map((w, k) => [OVERLAYS[this.app.theme][k], this.scales[k].place(Math.max(0, w[option.n])) * 0.85]) : [[own.backgroundColor, 1]];

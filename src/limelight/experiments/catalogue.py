@@ -29,9 +29,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "worked-example": Experiment(
         MECHANISM, "worked_example", (1, 45), "What happens to “dog ate dinner”, number by number?"
     ),
-    "rows": Experiment(
-        MECHANISM, "rows", (2, 3, 4), "What do rows and columns sum to, and who may look at whom?"
-    ),
+    "rows": Experiment(MECHANISM, "rows", (2, 3, 4), "What do rows and columns sum to, and who may look at whom?"),
     "printed-scores": Experiment(
         MECHANISM, "printed_scores", (38,), "Do the scores that a text prints give the weights beside them?"
     ),
@@ -55,9 +53,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         MECHANISM, "recall_distance", (28,), "How far back can attention and recurrent networks remember?"
     ),
     "dropout": Experiment(MECHANISM, "dropout", (7,), "Where does dropout act?"),
-    "scaling": Experiment(
-        SCALING, "scaling", (8, 9, 10, 11), "Why are scores divided by √d?"
-    ),
+    "scaling": Experiment(SCALING, "scaling", (8, 9, 10, 11), "Why are scores divided by √d?"),
     "saturation": Experiment(SCALING, "saturation", (41,), "From which width on is unscaled attention saturated?"),
     "scaled-training": Experiment(SCALING, "scaled_training", (23,), "Can a model learn without the scaling?"),
     "temperature": Experiment(SCALING, "temperature", (12,), "How sharp is attention at which temperature?"),
@@ -70,9 +66,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         HEADS, "joining_heads", (5, 37), "What does W_O do with the heads, and why are they not just added?"
     ),
     "head-cost": Experiment(HEADS, "head_cost", (6, 44), "Do more heads cost more?"),
-    "several-relations": Experiment(
-        HEADS, "several_relations", (25,), "When is one head not enough?"
-    ),
+    "several-relations": Experiment(HEADS, "several_relations", (25,), "When is one head not enough?"),
     "head-roles": Experiment(
         HEADS, "head_roles", (31,), "Do real heads follow grammar: subjects, pronouns, modifiers, synonyms?"
     ),
@@ -107,7 +101,5 @@ EXPERIMENTS: dict[str, Experiment] = {
         LEARNED, "dropout_training", (27,), "Does dropout on the weights help where data are few?"
     ),
     "induction": Experiment(LEARNED, "induction", (47,), "When does a model learn to repeat what it saw?"),
-    "explanation": Experiment(
-        LEARNED, "explanation", (48,), "Does a large weight mean that the token matters?"
-    ),
+    "explanation": Experiment(LEARNED, "explanation", (48,), "Does a large weight mean that the token matters?"),
 }

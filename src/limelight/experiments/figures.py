@@ -27,7 +27,10 @@ _WEIGHTS = (
     ("#ffffff", "#fddec8", "#f49975", "#cc445a", "#781c6d", "#210c3a"),
     ("#1a191f", "#481960", "#a02d6e", "#e75d4a", "#feb260", "#fdf6be"),
 )
-_SIGNED = (("#1d4f91", "#7fb0e8", "#ffffff", "#f0a06f", "#a63a0c"), ("#7fb0ff", "#2c5a9e", "#1a191f", "#a8502a", "#ff9a5c"))
+_SIGNED = (
+    ("#1d4f91", "#7fb0e8", "#ffffff", "#f0a06f", "#a63a0c"),
+    ("#7fb0ff", "#2c5a9e", "#1a191f", "#a8502a", "#ff9a5c"),
+)
 _SIZES: dict[str, Any] = {
     "font.size": 10.5,
     "axes.titlesize": 11.5,

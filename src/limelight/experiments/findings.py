@@ -40,7 +40,9 @@ class Finding:
         if self.theirs is None and self.verdict in JUDGED:
             raise ValueError(f"{self.what!r}: texts do not say it, so its verdict is {BESIDE!r}, not {self.verdict!r}")
         if self.theirs is not None and self.verdict == BESIDE:
-            raise ValueError(f"{self.what!r}: {BESIDE!r} is for what texts do not say, and here theirs = {self.theirs!r}")
+            raise ValueError(
+                f"{self.what!r}: {BESIDE!r} is for what texts do not say, and here theirs = {self.theirs!r}"
+            )
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def mean_and_spread(numbers: Sequence[float]) -> tuple[float, float]:
 
 def plus_minus(spreads: Sequence[float]) -> str:
     """Format the spreads between seeds for a note: ``± 0.1, 0.03``."""
-    return "± " + ", ".join(f"{x:.2g}" for x in spreads)
+    return "one seed, ±?" if any(map(math.isnan, spreads)) else "± " + ", ".join(f"{x:.2g}" for x in spreads)
 
 
 def rounded(numbers: Sequence[float], digits: int = 2) -> list[float]:

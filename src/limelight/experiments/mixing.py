@@ -20,8 +20,8 @@ LESSON = Lesson(
     title="What one token changes",
     equation="attention: yᵢ = Σⱼ Aᵢⱼ vⱼ;   feed-forward: yᵢ = f(xᵢ)",
     method=(
-        "Random layers read 16 tokens, then the same tokens with one exchanged. The outputs that differ are counted, for "
-        "attention, for the feed-forward part and for causal attention."
+        "Random layers read 16 tokens, then the same tokens with one exchanged. The outputs that differ are counted, "
+        "for attention, for the feed-forward part and for causal attention."
     ),
     code="""\
 import torch
@@ -42,7 +42,9 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     seeds = range(seed, seed + (3 if quick else 10))
     changes = [_change(s) for s in seeds]
     counts = {name: sorted({sum(y > 0 for y in x[name]) for x in changes}) for name in PARTS}
-    rows: list[dict[str, Any]] = [{"position": n} | {name: x[n] for name, x in changes[0].items()} for n in range(TOKENS)]
+    rows: list[dict[str, Any]] = [
+        {"position": n} | {name: x[n] for name, x in changes[0].items()} for n in range(TOKENS)
+    ]
     seeded = f"for each of {len(seeds)} seeds"
     findings = [
         _finding("outputs of attention that change", TOKENS, counts["attention"], seeded),

@@ -19,9 +19,9 @@ LESSON = Lesson(
     title="Patterns",
     equation="weights: full n², causal n (n + 1) / 2, local about n · w",
     method=(
-        "The weights that each mask allows are counted for growing lengths and windows, and the powers by which they grow "
-        "are fitted. The time is measured as a ratio, twice the tokens or the window against once, in turns on one thread: "
-        "limelight computes only what a mask allows."
+        "The weights that each mask allows are counted for growing lengths and windows, and the powers by which they "
+        "grow are fitted. The time is measured as a ratio, twice the tokens or the window against once, in turns on "
+        "one thread: limelight computes only what a mask allows."
     ),
     code="""\
 import limelight as ll
@@ -45,7 +45,9 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     """Count weights and take ratios of times, for growing lengths and windows."""
     torch.manual_seed(seed)
     counts = [
-        {"pattern": name, "tokens": n, "weights": count(mask, n)} for name, (mask, _) in PATTERNS.items() for n in LENGTHS
+        {"pattern": name, "tokens": n, "weights": count(mask, n)}
+        for name, (mask, _) in PATTERNS.items()
+        for n in LENGTHS
     ]
     findings = [_counted(name, counts) for name in PATTERNS]
     share = count(Causal(), 2048) / 2048**2
@@ -126,10 +128,10 @@ def _judge_windows(rows: list[dict[str, Any]], n: int) -> list[Finding]:
 
 def draw(result: Result) -> Figure:
     """Draw the three patterns, and how many weights they have."""
+    from matplotlib.figure import Figure
+
     from limelight.experiments.figures import WIDTH as INCHES
     from limelight.experiments.figures import heatmap, lengths_axis, series
-
-    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(INCHES, 4.6), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=(2, 3))

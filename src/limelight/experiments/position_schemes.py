@@ -20,9 +20,9 @@ LESSON = Lesson(
     equation="attend(P x) = P attend(x) for every permutation P, without positions",
     method=(
         "A random layer reads 128 tokens and the same tokens shuffled, with six position schemes and with none; the "
-        "difference between shuffled outputs and outputs of shuffled tokens is measured. Then all tokens are made equal, "
-        "so that logits differ by position alone, and their mean is taken for every distance. What a scheme would learn "
-        "is drawn at random."
+        "difference between shuffled outputs and outputs of shuffled tokens is measured. Then all tokens are made "
+        "equal, so that logits differ by position alone, and their mean is taken for every distance. What a scheme "
+        "would learn is drawn at random."
     ),
     code="""\
 import torch
@@ -86,8 +86,8 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     rows = [_row(d, profiles) for d in range(-RADIUS, RADIUS + 1)]
     shapes = _shapes(logits, profiles)
     takeaway = (
-        f"Without positions, shuffled tokens give shuffled outputs (difference {by['none'][0]:.0e}); every scheme breaks "
-        f"that, and these depend on distance alone: {', '.join(shapes[0].measured)}."
+        f"Without positions, shuffled tokens give shuffled outputs (difference {by['none'][0]:.0e}); every scheme "
+        f"breaks that, and these depend on distance alone: {', '.join(shapes[0].measured)}."
     )
     data = {"equivariance": broken, "similarity": rows}
     return Result("positions", takeaway, [*findings, *shapes], data)
@@ -115,7 +115,11 @@ def _shapes(logits: dict[str, list[Tensor]], profiles: dict[str, Tensor]) -> lis
         ("learned: spread of the logit between distances", round(float(learned.std()), 3), "before any training"),
         ("rotary: the largest logit is at distance", int(rotary.argmax()) - RADIUS, "it oscillates with distance"),
         ("ALiBi: slope of the first head, and how far from a line", rounded([slope, bent], 4), "farther is less"),
-        (f"T5: different logits at {len(t5)} distances", len({round(float(x), 4) for x in t5}), "far ones share buckets"),
+        (
+            f"T5: different logits at {len(t5)} distances",
+            len({round(float(x), 4) for x in t5}),
+            "far ones share buckets",
+        ),
     )
     return [Finding(14, what, None, measured, BESIDE, note) for what, measured, note in described]
 

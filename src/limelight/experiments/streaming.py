@@ -22,10 +22,10 @@ LESSON = Lesson(
     title="Streaming",
     equation="m ← max(m, sᵢⱼ),  ℓ ← Σ exp(sᵢⱼ − m),  y ← Σ exp(sᵢⱼ − m) vⱼ, rescaled when m grows",
     method=(
-        "Attention that streams over the keys is compared with PyTorch's attention that stores its weights: the memory "
-        "beyond the inputs in a process of its own, the counted operations of both, forward and with the gradient (the "
-        "streaming one in plain PyTorch, so that they can be counted), and the time as a ratio, measured in turns on one "
-        "thread until it is steady."
+        "Attention that streams over the keys is compared with PyTorch's attention that stores its weights: the "
+        "memory beyond the inputs in a process of its own, the counted operations of both, forward and with the "
+        "gradient (the streaming one in plain PyTorch, so that they can be counted), and the time as a ratio, "
+        "measured in turns on one thread until it is steady."
     ),
     code="""\
 import torch, limelight as ll

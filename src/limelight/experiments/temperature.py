@@ -18,10 +18,10 @@ LESSON = Lesson(
     title="Temperature",
     equation="A = softmax(q kᵀ / (√d τ))",
     method=(
-        "The entropy of the weights, as a share of that of equal weights, is measured for twelve temperatures, five numbers "
-        "of keys and seven spreads of the scores, which the texts leave open. A text's word fits a setting if the share "
-        "lies in the range that deserves the word. The share of settings that fit is part of the verdict; the numbers "
-        "shown are those of the setting that fits best."
+        "The entropy of the weights, as a share of that of equal weights, is measured for twelve temperatures, five "
+        "numbers of keys and seven spreads of the scores, which the texts leave open. A text's word fits a setting "
+        "if the share lies in the range that deserves the word. The share of settings that fit is part of the "
+        "verdict; the numbers shown are those of the setting that fits best."
     ),
     code="""\
 import torch, limelight as ll
@@ -54,7 +54,8 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     ends = rounded([row["share"] for row in rows if row["temperature"] in (0.1, 1.0, 10.0)])
     findings.append(Finding(12, "hotter is softer: share at τ = 0.1, 1 and 10", "rises", ends, holds(rising)))
     settings = [
-        {"keys": m, "spread of scores": s, "share of words that fit": _share_that_fits(x)} for (m, s), x in every.items()
+        {"keys": m, "spread of scores": s, "share of words that fit": _share_that_fits(x)}
+        for (m, s), x in every.items()
     ]
     all_fit = sum(row["share of words that fit"] == 1 for row in settings)
     takeaway = (

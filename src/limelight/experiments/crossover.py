@@ -58,8 +58,10 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             theirs="above 1",
             measured=_ratio(rows, 16, 128),
             verdict=holds(_ratio(rows, 16, 128) > 1),
-            note=f"with widths it is n² d against n d²: they meet at n = d (counted: {[x[0] for x in meets.values()]} for "
-            f"d = {list(WIDTHS)}), and below that attention is cheaper",
+            note=(
+                f"with widths it is n² d against n d²: they meet at n = d (counted: {[x[0] for x in meets.values()]} "
+                f"for d = {list(WIDTHS)}), and below that attention is cheaper"
+            ),
         ),
         Finding(
             claim=43,
@@ -99,12 +101,13 @@ def _count(n: int, d: int) -> dict[str, int]:
 
 def _meets(row: dict[str, Any], part: str) -> int:
     """Return the length at which a part, which grows as n, costs as much as attention, which grows as n²."""
-    return round(row[part] * row["tokens"] / row["attention"])
+    n, attention_operations = int(row["tokens"]), int(row["attention"])
+    return round(int(row[part]) * n / attention_operations)
 
 
 def _ratio(rows: list[dict[str, Any]], n: int, d: int) -> float:
     row = next(row for row in rows if row["tokens"] == n and row["width"] == d)
-    return round(row["attention"] / row["RNN"], 3)
+    return float(round(row["attention"] / row["RNN"], 3))
 
 
 def _timed(d: int) -> Finding:

@@ -90,8 +90,10 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             theirs="rises",
             measured=rounded([none["new"], best["new"]], 3),
             verdict=holds(gain > 2 * error, in_part=gain > 0),
-            note=f"the rate that helps most; {plus_minus([none['new spread'], best['new spread']])} between {len(seeds)} "
-            f"seeds; learned from {TEXTS} texts, of which {none['few']:.0%} are right",
+            note=(
+                f"the rate that helps most; {plus_minus([none['new spread'], best['new spread']])} between "
+                f"{len(seeds)} seeds; learned from {TEXTS} texts, of which {none['few']:.0%} are right"
+            ),
         ),
         Finding(
             claim=27,
@@ -124,7 +126,10 @@ def _dropped_heads(seed: int) -> Finding:
         theirs=0.3,
         measured=whole,
         verdict=holds(abs(whole - 0.3) < 0.05),
-        note=f"it drops single weights: {some:.0%} of heads lose some, {float((~kept).float().mean()):.2f} of all weights",
+        note=(
+            f"it drops single weights: {some:.0%} of heads lose some, {float((~kept).float().mean()):.2f} of all "
+            "weights"
+        ),
     )
 
 

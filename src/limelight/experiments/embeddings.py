@@ -162,8 +162,10 @@ def _judge(row: dict[str, Any]) -> list[Finding]:
             theirs="most",
             measured=round(row["of a kind"], 2),
             verdict=holds(row["of a kind"] > 0.75, in_part=row["of a kind"] > 2 * row["chance"]),
-            note=f"of {row['words']} words in seven kinds; guessing gives {row['chance']:.2f}; cosine within a kind "
-            f"{row['cosine within']:.2f}, between kinds {row['cosine between']:.2f}",
+            note=(
+                f"of {row['words']} words in seven kinds; guessing gives {row['chance']:.2f}; cosine within a kind "
+                f"{row['cosine within']:.2f}, between kinds {row['cosine between']:.2f}"
+            ),
         ),
         Finding(
             claim=33,
@@ -171,8 +173,10 @@ def _judge(row: dict[str, Any]) -> list[Finding]:
             theirs="most",
             measured=round(row["solved"], 2),
             verdict=holds(row["solved"] > 0.5, in_part=row["solved"] > 10 / row["candidates"]),
-            note=f"of {row['analogies']} among {row['candidates']} words, with the three of the question left out; left in, the "
-            f"nearest is one of them in {row['copied']:.0%}",
+            note=(
+                f"of {row['analogies']} among {row['candidates']} words, with the three of the question left out; "
+                f"left in, the nearest is one of them in {row['copied']:.0%}"
+            ),
         ),
         Finding(
             claim=32,

@@ -89,7 +89,7 @@ def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
     """Compute Spearman's ρ of each row."""
     ranks = [x.argsort(-1).argsort(-1).double() for x in (a, b)]
     ranks = [x - x.mean(-1, keepdim=True) for x in ranks]
-    return (ranks[0] * ranks[1]).sum(-1) / (ranks[0].norm(dim=-1) * ranks[1].norm(dim=-1))
+    return nn.functional.cosine_similarity(ranks[0], ranks[1], dim=-1)
 
 
 def run(quick: bool = False, seed: int = 0) -> Result:
@@ -123,8 +123,10 @@ def _findings(rows: list[dict[str, Any]]) -> list[Finding]:
             theirs="below 0.5",
             measured=round(row["ρ"], 2),
             verdict=holds(row["ρ"] < 0.5, in_part=row["ρ"] < 0.7),
-            note=f"{plus_minus([row['ρ spread']])} between seeds; the largest weight is the largest effect in "
-            f"{row['same first']:.0%} of texts; {row['right']:.0%} of classes are right",
+            note=(
+                f"{plus_minus([row['ρ spread']])} between seeds; the largest weight is the largest effect in "
+                f"{row['same first']:.0%} of texts; {row['right']:.0%} of classes are right"
+            ),
         )
         for row in rows
     ] + [

@@ -154,7 +154,9 @@ def _findings(rows: list[dict[str, Any]]) -> list[Finding]:
             theirs="works",
             measured=round(least["new"], 3),
             verdict=holds(len(learned) >= len(marked)),
-            note=f"over the {len(learned)} of {len(rows)} layers (a rule and a position scheme) that learned their rule",
+            note=(
+                f"over the {len(learned)} of {len(rows)} layers (a rule and a position scheme) that learned their rule"
+            ),
         ),
         Finding(
             claim=17,

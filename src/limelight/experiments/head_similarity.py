@@ -105,7 +105,7 @@ def _fits(measure: str, rows: list[dict[str, Any]]) -> bool:
     """Tell if the texts' numbers could be draws: within √2 spreads on average."""
     several = zip(rows[1:], list(SIMILARITY.values())[1:], strict=True)
     off = [(row[measure] - x) / row[f"{measure} spread"] for row, x in several]
-    return sum(x * x for x in off) / len(off) <= 2 and abs(rows[0][measure] - 1) < 1e-4
+    return bool(sum(x * x for x in off) / len(off) <= 2 and abs(rows[0][measure] - 1) < 1e-4)
 
 
 def _judge_similarity(measure: str, best: list[dict[str, Any]], fitting: int, settings: int) -> list[Finding]:

@@ -127,8 +127,10 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             theirs=None,
             measured=[round(one[-1]["induction"], 2), round(one[-1]["loss"], 2)],
             verdict=BESIDE,
-            note="an induction head needs a head of an earlier layer that tells each token its predecessor; in two layers that "
-            f"one is half-way at step {previous}",
+            note=(
+                "an induction head needs a head of an earlier layer that tells each token its predecessor; in two "
+                f"layers that one is half-way at step {previous}"
+            ),
         ),
     ]
     takeaway = (

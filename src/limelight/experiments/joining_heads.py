@@ -58,7 +58,8 @@ def run(quick: bool = False, seed: int = 0) -> Result:
 
 def head_outputs(layer: MultiHeadAttention, x: Tensor) -> Tensor:
     """Return what each head gives before W_O, ``(B, heads, N, width / heads)``."""
-    return layer.weights(x) @ layer.value(x).unflatten(-1, (layer.heads, -1)).transpose(1, 2)
+    outputs: Tensor = layer.weights(x) @ layer.value(x).unflatten(-1, (layer.heads, -1)).transpose(1, 2)
+    return outputs
 
 
 def _compare(seed: int, width: int = 64, tokens: int = 96) -> tuple[float, float, float]:

@@ -85,11 +85,11 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             rows.append({"pairs": pairs, "way": way, "recalled": mean, "spread": spread})
     by = {way: [row for row in rows if row["way"] == way] for way in WAYS}
     gaps = [a["recalled"] - b["recalled"] for a, b in zip(by["separate"], by["v = k"], strict=True)]
-    pairs = ", ".join(str(row["pairs"]) for row in by["separate"])
+    numbers = ", ".join(str(row["pairs"]) for row in by["separate"])
     findings = [
         Finding(
             claim=24,
-            what=f"recall with separate projections is better than with v = k: difference, {pairs} pairs",
+            what=f"recall with separate projections is better than with v = k: difference, {numbers} pairs",
             theirs="above 0",
             measured=rounded(gaps),
             verdict=holds(min(gaps) > 0.05, in_part=max(gaps) > 0.05),

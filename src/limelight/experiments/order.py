@@ -41,7 +41,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     """Measure equivariance under masks, and find where schemes act."""
     torch.manual_seed(seed)
     texts = 40 if quick else 200
-    rows = [{"mask": name} | _with_mask(mask, texts) for name, mask in MASKS.items()]
+    rows: list[dict[str, Any]] = [{"mask": name} | _with_mask(mask, texts) for name, mask in MASKS.items()]
     by = {row["mask"]: row for row in rows}
     acts = {name: _acts_on(scheme) for name, scheme in schemes().items()}
     added = [name for name, where in acts.items() if where == "embeddings"]

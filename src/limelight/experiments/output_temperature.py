@@ -53,7 +53,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
         (torch.tensor([translator.tokenizer.encode(s.source).ids]), _target(translator, s.tokens)) for s in sentences
     ]
     plain = [_logits(translator.model, *pair) for pair in pairs]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for t in TEMPERATURES:
         with attention_temperature(translator.model, t):
             inside = [_logits(translator.model, *pair) for pair in pairs]
@@ -116,8 +116,10 @@ def _findings(by: dict[tuple[str, float], dict[str, Any]]) -> list[Finding]:
                 ordered(inside, rising=True) and inside[2] > 1.5 * inside[1] and changed["attention"] == 0,
                 in_part=ordered(inside, rising=True) and changed["attention"] < 0.05,
             ),
-            note=f"up to {changed['attention']:.0%} of the likeliest tokens become others above 1: the model reads "
-            "differently, which is not sampling differently",
+            note=(
+                f"up to {changed['attention']:.0%} of the likeliest tokens become others above 1: the model reads "
+                "differently, which is not sampling differently"
+            ),
         ),
         Finding(
             claim=40,
@@ -125,8 +127,10 @@ def _findings(by: dict[tuple[str, float], dict[str, Any]]) -> list[Finding]:
             theirs=0,
             measured=round(by["attention", 2.0]["another first"], 2),
             verdict=holds(by["attention", 2.0]["another first"] == 0),
-            note=f"the translation loses {lost:.2f} nats a token; Hinton et al. soften the output, at which nothing changes "
-            "its place",
+            note=(
+                f"the translation loses {lost:.2f} nats a token; Hinton et al. soften the output, at which nothing "
+                "changes its place"
+            ),
         ),
         Finding(
             claim=40,
@@ -134,8 +138,10 @@ def _findings(by: dict[tuple[str, float], dict[str, Any]]) -> list[Finding]:
             theirs=None,
             measured=rounded(softer),
             verdict=BESIDE,
-            note=f"rises {'all the way' if ordered(softer, rising=True) else 'in part'}, and the likeliest token stays; at T = "
-            f"2 it is {soft[1]:.1f} times that at 1, with attention's τ = 2 {soft[0]:.1f} times",
+            note=(
+                f"rises {'all the way' if ordered(softer, rising=True) else 'in part'}, and the likeliest token "
+                f"stays; at T = 2 it is {soft[1]:.1f} times that at 1, with attention's τ = 2 {soft[0]:.1f} times"
+            ),
         ),
     ]
 

@@ -72,21 +72,19 @@ def _opening(entries: Sequence[dict[str, Any]]) -> str:
     return (
         '<div class="opening"><h1>What is said about attention, checked</h1>'
         f'<p class="lead">{total} claims of teaching texts and papers, each with an experiment that can fail.</p>'
-        f'<div class="tally">{bars}</div><p class="soft">{escape(summary(entries))} Everything is seeded; costs are counted '
-        "first, and times are ratios of processor time, measured in turns.</p></div>"
+        f'<div class="tally">{bars}</div><p class="soft">{escape(summary(entries))} Everything is seeded; costs '
+        "are counted first, and times are ratios of processor time, measured in turns.</p></div>"
     )
 
 
 def _wrong(results: Sequence[Result]) -> str:
-    rows = []
-    for result, f in corrections(results):
-        rows.append(
-            f'<li><a href="#{result.name}">{f.claim}</a> {escape(f.what)}: texts say <q>{escape(shown(f.theirs))}</q>, '
-            f"it is <b>{escape(shown(f.measured))}</b>. <span class='soft'>{escape(f.note)}</span></li>"
-        )
-    if not rows:
-        return ""
-    return f'<details class="wrong" open><summary>What is wrong in texts, and what is right</summary><ul>{"".join(rows)}</ul></details>'
+    rows = [
+        f'<li><a href="#{result.name}">{claim}</a> <q>{escape(CLAIMS[claim].text)}</q> <b>{escape(result.takeaway)}</b>'
+        f'<br><span class="soft">{escape(right)}</span></li>'
+        for claim, right, result in corrections(results)
+    ]
+    heading = "<summary>What is wrong in texts, and what is right</summary>"
+    return f'<details class="wrong" open>{heading}<ul>{"".join(rows)}</ul></details>' if rows else ""
 
 
 def _experiment(result: Result, verdict: dict[int, str], folder: Path) -> str:

@@ -134,7 +134,7 @@ def draw(result: Result) -> Figure:
     from limelight.experiments.figures import heatmap, lengths_axis, series
 
     figure = Figure(figsize=(INCHES, 4.6), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=(2, 3))
+    above, below = figure.subfigures(2, 1, height_ratios=(2, 3), squeeze=False)[:, 0]
     n = 12
     for axis, (name, (mask, _)) in zip(above.subplots(1, 3), PATTERNS.items(), strict=True):
         allowed = torch.ones(n, n) if mask is None else mask.dense(n).float()

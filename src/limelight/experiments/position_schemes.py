@@ -108,7 +108,7 @@ def _shapes(logits: dict[str, list[Tensor]], profiles: dict[str, Tensor]) -> lis
     slope = float(alibi[RADIUS + 1] - alibi[RADIUS])
     bent = float((alibi - alibi[RADIUS] - slope * distance).abs().max())
     learned = profiles["learned"].mean(0)[distance > 0]
-    falls = rounded([profiles["sinusoidal"].mean(0)[RADIUS + d] for d in (0, 1, 4, 16)])
+    falls = rounded(profiles["sinusoidal"].mean(0)[[RADIUS + d for d in (0, 1, 4, 16)]].tolist())
     described = (
         ("logits of equal tokens depend on key − query alone", by_distance, "to four digits"),
         ("sinusoidal: logit at distance 0, 1, 4, 16", falls, "near positions are alike"),

@@ -59,8 +59,10 @@ def run(quick: bool = False, seed: int = 0) -> Result:
                 theirs=f"at most {HALF_UNIT}",
                 measured=round(off[best], 3),
                 verdict=holds(off[best] <= HALF_UNIT),
-                note=f"at {best:g}, with {rounded(tried[best])}: a softmax keeps the differences of the scores, and equal "
-                "weights need equal scores",
+                note=(
+                    f"at {best:g}, with {rounded(tried[best])}: a softmax keeps the differences of the scores, and "
+                    "equal weights need equal scores"
+                ),
             ),
         ]
     needed = torch.tensor(PRINTED[0]).log()

@@ -50,7 +50,7 @@ class RealModel:
         return torch.stack([call.weights.dense()[0] for call in self.read(text).log])
 
     def places(self, text: str) -> list[list[int]]:
-        """Return the positions of the tokens of every word; spaces divide words, and marks at their ends are left out."""
+        """Return the positions of the tokens of every word; spaces divide words, marks at their ends are left out."""
         spans, begin = [], 0
         for word in text.split():
             begin = text.index(word, begin)

@@ -127,7 +127,10 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             theirs=None,
             measured=[f"{fall['RNN']:.0e}", f"{fall['attention']:.0e}"],
             verdict=BESIDE,
-            note=f"exponential in an RNN; in attention a power of the distance ({power:.1f}), since weights share one sum",
+            note=(
+                f"exponential in an RNN; in attention a power of the distance ({power:.1f}), since weights share one "
+                "sum"
+            ),
         ),
     ]
     takeaway = (

@@ -51,8 +51,8 @@ def markdown(results: Sequence[Result]) -> str:
     entries = verdicts(results)
     verdict = {entry["claim"]: entry["verdict"] for entry in entries}
     lines = [summary(entries), "", "## What is wrong in texts, and what is right", ""]
-    for _, f in corrections(results):
-        lines.append(f"- **{f.claim}. {f.what}**: texts say {shown(f.theirs)}, measured {shown(f.measured)}. {f.note}")
+    for claim, right, result in corrections(results):
+        lines.append(f"- Claim {claim}: *{CLAIMS[claim].text}* **{result.takeaway}** ({right})")
     for chapter in CHAPTERS:
         mine = [result for result in results if EXPERIMENTS[result.name].chapter == chapter]
         if mine:

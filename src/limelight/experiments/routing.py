@@ -77,7 +77,7 @@ def learn(task: str, parts: str, seed: int, steps: int) -> float:
 
 def run(quick: bool = False, seed: int = 0) -> Result:
     """Train all parts on all tasks."""
-    seeds, steps = range(seed, seed + (1 if quick else 2)), 400 if quick else 1000
+    seeds, steps = range(seed, seed + (1 if quick else 2)), 300 if quick else 600
     rows: list[dict[str, Any]] = []
     for task in TASKS:
         for parts in PARTS:

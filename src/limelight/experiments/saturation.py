@@ -26,7 +26,8 @@ LESSON = Lesson(
 import math, torch, limelight as ll
 for d in (1, 2, 4, 8, 16, 64, 512):
     q, k = torch.randn(2, 50, 18, d)
-    print(d, ll.weights(q, k, scale=1.0).entropy().mean() / math.log(18), ll.weights(q, k).entropy().mean() / math.log(18))
+    for A in (ll.weights(q, k, scale=1.0), ll.weights(q, k)):
+        print(d, A.entropy().mean() / math.log(18))
 """,
 )
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)

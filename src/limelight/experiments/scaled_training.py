@@ -69,7 +69,7 @@ def learn(width: int, unit: bool, scaled: bool, seed: int, steps: int) -> tuple[
 
 def run(quick: bool = False, seed: int = 0) -> Result:
     """Train with and without scaling, over widths and initialisations."""
-    seeds, steps = range(seed, seed + (1 if quick else 2)), 180 if quick else 360
+    seeds, steps = range(seed, seed + (1 if quick else 2)), 90 if quick else 300
     rows: list[dict[str, Any]] = []
     for width in (64, 256):
         for start, unit in STARTS.items():

@@ -67,7 +67,7 @@ class Layer(nn.Module):
 
 
 def _heads(x: Tensor) -> Tensor:
-    return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    return x.view(*x.shape[:-1], HEADS, -1).transpose(1, 2)
 
 
 class Model(nn.Module):

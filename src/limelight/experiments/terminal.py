@@ -59,9 +59,8 @@ def _shown(result: Result) -> Group:
     """Lay out an experiment: question, equation, claims, findings and take-away."""
     about, experiment = lesson(result.name), EXPERIMENTS[result.name]
     lines = [Text(about.title, "bold"), Text(experiment.question), Text(f"  {about.equation}", "cyan")]
-    lines += [
-        Text(f"claim {claim}: {CLAIMS[claim].text} ({CLAIMS[claim].source})", "dim") for claim in experiment.claims
-    ]
+    for claim in experiment.claims:
+        lines.append(Text(f"claim {claim}: {CLAIMS[claim].text} ({CLAIMS[claim].source})", "dim"))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("claim", "measured was", "texts", "found", "verdict", "note"):
         table.add_column(name, justify="right" if name == "claim" else "left", overflow="fold")
@@ -73,6 +72,6 @@ def _shown(result: Result) -> Group:
 
 def _print_summary(console: Console, results: list[Result]) -> None:
     console.print(Text("What is wrong in texts, and what is right", "bold"))
-    for _, f in corrections(results):
-        console.print(f"  {f.claim}. {f.what}: texts say {shown(f.theirs)}, it is {shown(f.measured)}. {f.note}")
+    for claim, right, result in corrections(results):
+        console.print(f"  {claim}. {CLAIMS[claim].text}\n     {result.takeaway}\n     {right}")
     console.print(summary(verdicts(results)))

@@ -39,12 +39,19 @@ def summary(entries: Sequence[dict[str, Any]]) -> str:
     counts = [(sum(entry["verdict"] == verdict for entry in entries), verdict) for verdict in JUDGED]
     rest = len(entries) - sum(n for n, _ in counts)
     each = [f"{n} {verdict}" for n, verdict in counts] + ([f"{rest} not measured"] if rest else [])
-    return f"{len(entries)} claims: {', '.join(each)}. A claim has the least favourable verdict of what was measured for it."
+    rule = "A claim has the least favourable verdict of what was measured for it."
+    return f"{len(entries)} claims: {', '.join(each)}. {rule}"
 
 
-def corrections(results: Iterable[Result]) -> list[tuple[Result, Finding]]:
-    """Return the findings that correct a text, each with its experiment."""
-    return [(result, f) for result in results for f in result.findings if f.verdict == CORRECTED]
+def corrections(results: Iterable[Result]) -> list[tuple[int, str, Result]]:
+    """Return what is wrong: each corrected claim, what is right (from its first such finding), and the experiment."""
+    found: dict[int, tuple[int, str, Result]] = {}
+    for result in results:
+        for f in result.findings:
+            if f.verdict == CORRECTED and f.claim not in found:
+                right = f"{f.what}: texts {shown(f.theirs)}, measured {shown(f.measured)}; {f.note}"
+                found[f.claim] = (f.claim, right, result)
+    return [found[claim] for claim in sorted(found)]
 
 
 def shown(x: Any) -> str:

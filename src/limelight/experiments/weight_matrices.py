@@ -93,8 +93,10 @@ def _find_rules(W: Tensor) -> list[Finding]:
             theirs=INPUTS,
             measured=W.shape[1],
             verdict=holds(W.shape[1] == INPUTS),
-            note=f"W is {tuple(W.shape)}: column 0 has {W.shape[0]} entries, and they are what output 0 does with each "
-            f"input (largest difference {column:.0e}); PyTorch's Linear stores Wᵀ, where the rules are rows",
+            note=(
+                f"W is {tuple(W.shape)}: column 0 has {W.shape[0]} entries, and they are what output 0 does with each "
+                f"input (largest difference {column:.0e}); PyTorch's Linear stores Wᵀ, where the rules are rows"
+            ),
         ),
         Finding(
             claim=34,

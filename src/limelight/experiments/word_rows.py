@@ -80,7 +80,9 @@ def _judge(name: str, heads: Tensor, mean: Tensor) -> list[Finding]:
             theirs=list(PRINTED),
             measured=rounded(mean.tolist()),
             verdict=holds(order[:2] == [1, 2] and float(mean[1]) > 0.3, in_part={1, 2} == set(order[:2])),
-            note=f"most at {WORDS[order[0]]}, then {WORDS[order[1]]}; {float(alike):.0%} of heads have the printed order",
+            note=(
+                f"most at {WORDS[order[0]]}, then {WORDS[order[1]]}; {float(alike):.0%} of heads have the printed order"
+            ),
         ),
         Finding(
             claim=39,

@@ -131,9 +131,9 @@ def draw(result: Result) -> Figure:
     from matplotlib.figure import Figure
 
     from limelight.experiments.figures import WIDTH as INCHES
-    from limelight.experiments.figures import heatmap, lengths_axis, series
+    from limelight.experiments.figures import constrained_layout, heatmap, lengths_axis, series
 
-    figure = Figure(figsize=(INCHES, 4.6), layout="constrained")
+    figure = Figure(figsize=(INCHES, 4.6), layout=constrained_layout())
     above, below = figure.subfigures(2, 1, height_ratios=(2, 3), squeeze=False)[:, 0]
     n = 12
     for axis, (name, (mask, _)) in zip(above.subplots(1, 3), PATTERNS.items(), strict=True):

@@ -174,7 +174,7 @@ def draw(result: Result) -> Figure:
         low, high = ([m + sign * s for m, s in zip(means, spreads, strict=True)] for sign in (-1, 1))
         axis.fill_between(distances, low, high, color=colour, alpha=0.25, linewidth=0)
         axis.axvline(0, color=GREY, alpha=0.6, linewidth=0.8)
-        axis.set_title(name + (" (random)" if name in ("learned", "T5", "Transformer-XL") else ""))
-    figure.supxlabel("key − query (positions)", fontsize=10.5)
+        axis.set_title(name + ("*" if name in ("learned", "T5", "Transformer-XL") else ""))
+    figure.supxlabel("key − query (positions);  * drawn at random", fontsize=10.5)
     figure.supylabel("logit of equal tokens", fontsize=10.5)
     return figure

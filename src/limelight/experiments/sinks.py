@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from limelight import Causal, Weights, attention, weights
+from limelight import Causal, Weights, attention, translate, weights
 from limelight.experiments.findings import BESIDE, Finding, Result, holds, rounded
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.training import fit
@@ -170,6 +170,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             verdict=BESIDE,
             note="what cannot be known costs ln 3 = 1.1 where a word is followed by three different ones",
         ),
+        _real_decoder(),
     ]
     takeaway = (
         f"Where attention has nothing to do, layer {deep} puts {first[deep]:.0%} of it on the first token (equal "
@@ -177,6 +178,23 @@ def run(quick: bool = False, seed: int = 0) -> Result:
         "into the sink."
     )
     return Result("sinks", takeaway, findings, {"layers": [*plain, *sunk]})
+
+
+def _real_decoder() -> Finding:
+    """Measure the weight on the first token in every layer of the translator's decoder."""
+    record = translate.load()("When he came home, his wife was already asleep.", beams=1).sentences[0].record
+    calls = [call for call in record.log if call.stack == "decoder" and call.kind == "self"]
+    first = [float(call.weights.dense()[0, :, 4:, 0].mean()) for call in calls]
+    n = calls[0].shape[-1]
+    even = sum(1 / (i + 1) for i in range(4, n)) / (n - 4)
+    return Finding(
+        claim=46,
+        what="the translator's decoder: weight on the first token, layer by layer",
+        theirs=None,
+        measured=rounded(first),
+        verdict=BESIDE,
+        note=f"equal weights would give {even:.2f}; {len(calls)} layers, {n} tokens",
+    )
 
 
 def draw(result: Result) -> Figure:

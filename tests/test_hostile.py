@@ -11,13 +11,13 @@ import pytest
 import torch
 import transformers as tf
 from click.testing import CliRunner
+from limelight.lens.page import page
 from safetensors.torch import load_file, save_file
 
 import limelight as ll
 from limelight import models
 from limelight.cli import main
 from limelight.lens.hf.loading import load_model
-from limelight.lens.page import page
 from limelight.lens.reading import Reading
 
 LLAMA: dict[str, Any] = {

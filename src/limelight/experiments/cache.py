@@ -104,8 +104,10 @@ def _findings(last: dict[str, Any], *, same: bool, totals: list[int], ratio: Rat
             theirs="above 1",
             measured=round(ratio.median, 1),
             verdict=judge_ratio(ratio, 1.0, float("inf"), same_way=False),
-            note=f"quartiles {ratio.low:.1f} to {ratio.high:.1f}, a small model on one thread; less than counted, since a "
-            "step also costs what does not depend on the number of tokens",
+            note=(
+                f"quartiles {ratio.low:.1f} to {ratio.high:.1f}, a small model on one thread; less than counted, "
+                "since a step also costs what does not depend on the number of tokens"
+            ),
         ),
     ]
 

@@ -17,9 +17,9 @@ LESSON = Lesson(
     title="Chunks",
     equation="memory = O(n d) beyond the inputs, against n² h for stored weights",
     method=(
-        "The memory of attention beyond its inputs is read from the operating system, in a process of its own, for rising "
-        "lengths and three patterns. Then memory is limited to 256 MiB, and stored attention and attention in chunks "
-        "try ever longer texts until they fail."
+        "The memory of attention beyond its inputs is read from the operating system, in a process of its own, for "
+        "rising lengths and three patterns. Then memory is limited to 256 MiB, and stored attention and attention in "
+        "chunks try ever longer texts until they fail."
     ),
     code="""\
 import torch, limelight as ll
@@ -43,8 +43,8 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     sizes = [2**p for p in range(10, 15 if quick else 16)]
     reached = [longest(f, sizes, 1, 16, LIMIT) for f in (stored_attention, attention)]
     takeaway = (
-        f"Within 256 MiB stored attention reads {reached[0]} tokens and attention in chunks at least {reached[1]}, since "
-        "it holds no n × n matrix at any time."
+        f"Within 256 MiB stored attention reads {reached[0]} tokens and attention in chunks at least {reached[1]}, "
+        "since it holds no n × n matrix at any time."
     )
     reach = [{"way": name, "tokens": n} for name, n in zip(("stored", "in chunks"), reached, strict=True)]
     return Result("chunks", takeaway, _findings(rows, reached, sizes), {"memory": rows, "reach": reach})

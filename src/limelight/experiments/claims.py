@@ -53,7 +53,8 @@ CLAIMS: dict[int, Claim] = {
         "Vaswani et al. 2017, §3.2.1, footnote 4",
     ),
     9: Claim(
-        "Without scaling the entropy of the weights falls from 1.50 (d_k = 8) to 0.07 (512); scaled it stays near 2.55.",
+        "Without scaling the entropy of the weights falls from 1.50 (d_k = 8) to 0.07 (512); scaled it stays near "
+        "2.55.",
         f"{TEXTS}; after Vaswani et al. 2017, §3.2.1",
     ),
     10: Claim(
@@ -179,7 +180,8 @@ CLAIMS: dict[int, Claim] = {
         TEXTS,
     ),
     40: Claim(
-        "Attention's temperature: 0.7–1 for focused inference, 1–1.5 for diverse sampling, 2 and more for distillation.",
+        "Attention's temperature: 0.7–1 for focused inference, 1–1.5 for diverse sampling, 2 and more for "
+        "distillation.",
         f"{TEXTS}; of the output's softmax: Hinton et al. 2015, §2; Ackley et al. 1985, §2",
     ),
     41: Claim(

@@ -60,9 +60,9 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     ]
     last = paths[-1]
     takeaway = (
-        f"Twice the tokens are {by_length[1]['operations'] / by_length[0]['operations']:.2g} times the operations; the way "
-        f"from the last output to the first of {last['tokens']} tokens is {last['attention path']} operations in attention "
-        f"and {last['recurrent path']} in a recurrent network."
+        f"Twice the tokens are {by_length[1]['operations'] / by_length[0]['operations']:.2g} times the operations; "
+        f"the way from the last output to the first of {last['tokens']} tokens is {last['attention path']} operations "
+        f"in attention and {last['recurrent path']} in a recurrent network."
     )
     data = {"operations by length": by_length, "operations by width": by_width, "kept weights": kept, "paths": paths}
     return Result("cost", takeaway, findings, data)

@@ -17,10 +17,10 @@ LESSON = Lesson(
     title="Dropout",
     equation="output = (A ∘ keep / (1 − p)) v,  keep ~ Bernoulli(1 − p)",
     method=(
-        "With unit vectors as values, the output of attention is the matrix that reached the values. It is compared with "
-        "the weights before dropout: a kept one must be the old one / (1 − p) whatever became of the others. Dropped "
-        "before the softmax, the others of its row would have taken over its share. Published rates are read from the "
-        "configurations in transformers."
+        "With unit vectors as values, the output of attention is the matrix that reached the values. It is compared "
+        "with the weights before dropout: a kept one must be the old one / (1 − p) whatever became of the others. "
+        "Dropped before the softmax, the others of its row would have taken over its share. Published rates are read "
+        "from the configurations in transformers."
     ),
     code="""\
 import torch, limelight as ll
@@ -73,8 +73,8 @@ def run(quick: bool = False, seed: int = 0) -> Result:
         _published_rates(),
     ]
     takeaway = (
-        "Dropout sets weights to 0 after the softmax and enlarges the others, so that a row sums to 1 on average and not "
-        f"always: at p = 0.1 it sums to {tenth['row sum']:.2f} ± {tenth['row sum spread']:.2f}."
+        "Dropout sets weights to 0 after the softmax and enlarges the others, so that a row sums to 1 on average and "
+        f"not always: at p = 0.1 it sums to {tenth['row sum']:.2f} ± {tenth['row sum spread']:.2f}."
     )
     return Result("dropout", takeaway, findings, {"dropout": rows})
 

@@ -13,6 +13,7 @@ from limelight.viz.heatmaps import need_matplotlib
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import LayoutEngine
 
 WIDTH = 5.4  # inches
 # Different in lightness too, and all of them visible on light and on dark.
@@ -75,8 +76,15 @@ def new_figure(rows: int = 1, cols: int = 1, *, height: float = 3.2) -> tuple[Fi
     """Return a figure of the house's width, ``height`` inches for each row of panels, and its axes."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, height * rows), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height * rows), layout=constrained_layout())
     return figure, figure.subplots(rows, cols)
+
+
+def constrained_layout() -> LayoutEngine:
+    """Return a layout that leaves a margin around everything."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    return ConstrainedLayoutEngine(w_pad=0.09, h_pad=0.09)
 
 
 def _is_dark() -> bool:
@@ -155,8 +163,9 @@ def heatmap(
     numbers: str = "",
     scale: bool = False,
     signed: bool = False,
+    ticks: int = 12,
 ) -> None:
-    """Draw a matrix with the names of its rows and columns.
+    """Draw a matrix with the names of its rows and columns, at most ``ticks`` of each.
 
     ``numbers`` is the format in which each cell is written (``".2f"``), if at all; ``scale`` adds a colour bar. Signed
     numbers get two hues with the paper's colour at 0; others go from 0 to the largest.
@@ -169,7 +178,7 @@ def heatmap(
     if scale:
         axis.figure.colorbar(image, ax=axis, shrink=0.85)
     for which, names in (("x", cols), ("y", rows)):
-        step = max(1, -(-len(names) // 12))
+        step = max(1, -(-len(names) // ticks))
         getattr(axis, f"set_{which}ticks")(range(0, len(names), step), names[::step])
     if numbers:
         for i, row in enumerate(matrix):

@@ -105,7 +105,7 @@ def mean_and_spread(numbers: Sequence[float]) -> tuple[float, float]:
 
 def plus_minus(spreads: Sequence[float]) -> str:
     """Format the spreads between seeds for a note: ``± 0.1, 0.03``."""
-    return "± " + ", ".join(f"{x:.2g}" for x in spreads)
+    return "one seed, ±?" if any(map(math.isnan, spreads)) else "± " + ", ".join(f"{x:.2g}" for x in spreads)
 
 
 def rounded(numbers: Sequence[float], digits: int = 2) -> list[float]:

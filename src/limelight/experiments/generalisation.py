@@ -22,10 +22,10 @@ LESSON = Lesson(
     title="Generalisation",
     equation="q = x W_Q, k = x W_K, v = x W_V: the same W for every sentence",
     method=(
-        "One attention layer learns a rule and is tested on new texts, on tokens that it never saw, with the mark at places "
-        "where it never was, and on texts twice as long, with every position scheme. Two rules: “say the marked token”, "
-        "which asks what a token is, and “say the token before”, which asks where it is. The embeddings are random and "
-        "fixed, so nothing can be known of tokens that were not seen."
+        "One attention layer learns a rule and is tested on new texts, on tokens that it never saw, with the mark at "
+        "places where it never was, and on texts twice as long, with every position scheme. Two rules: “say the "
+        "marked token”, which asks what a token is, and “say the token before”, which asks where it is. The "
+        "embeddings are random and fixed, so nothing can be known of tokens that were not seen."
     ),
     code="""\
 import torch
@@ -131,8 +131,9 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             rows.append(row)
     learned = [row for row in rows if row["new"] > LEARNED]
     takeaway = (
-        f"{len(learned)} of {len(rows)} layers learned their rule, and those get tokens that they never saw right in at "
-        f"least {min((row['unseen'] for row in learned), default=0.0):.0%} of cases: what is learned is a kind of token."
+        f"{len(learned)} of {len(rows)} layers learned their rule, and those get tokens that they never saw right in "
+        f"at least {min((row['unseen'] for row in learned), default=0.0):.0%} of cases: what is learned is a kind of "
+        "token."
     )
     return Result("generalisation", takeaway, _findings(rows), {"accuracy": rows})
 
@@ -153,7 +154,9 @@ def _findings(rows: list[dict[str, Any]]) -> list[Finding]:
             theirs="works",
             measured=round(least["new"], 3),
             verdict=holds(len(learned) >= len(marked)),
-            note=f"over the {len(learned)} of {len(rows)} layers (a rule and a position scheme) that learned their rule",
+            note=(
+                f"over the {len(learned)} of {len(rows)} layers (a rule and a position scheme) that learned their rule"
+            ),
         ),
         Finding(
             claim=17,

@@ -20,9 +20,9 @@ LESSON = Lesson(
     title="What heads cost",
     equation="d_k = d_v = d_model / h;   concat: h × (n, d_v) → (n, h d_v);   W_O: (h d_v, d_model)",
     method=(
-        "Layers of width 768 with 1 to 16 heads are counted: operations of projections, scores, weighted values and W_O, "
-        "and parameters. The same is done for heads that each have the whole width. The time of 16 heads is measured "
-        "against that of one, in turns. The shapes that texts print are compared with those of real layers."
+        "Layers of width 768 with 1 to 16 heads are counted: operations of projections, scores, weighted values and "
+        "W_O, and parameters. The same is done for heads that each have the whole width. The time of 16 heads is "
+        "measured against that of one, in turns. The shapes that texts print are compared with those of real layers."
     ),
     code="""\
 import torch
@@ -44,8 +44,8 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     relative = {name: [round(row[name] / rows[0][name], 2) for row in rows] for name in rows[0] if name != "heads"}
     findings = [*_counted(relative), _timed(), *_shapes()]
     takeaway = (
-        f"{HEADS[-1]} heads that share the width cost {relative['operations'][-1]:g} times the operations of one; with the "
-        f"whole width each, {relative['operations at full width'][-1]:g} times."
+        f"{HEADS[-1]} heads that share the width cost {relative['operations'][-1]:g} times the operations of one; "
+        f"with the whole width each, {relative['operations at full width'][-1]:g} times."
     )
     return Result("head-cost", takeaway, findings, {"cost": rows})
 
@@ -105,8 +105,8 @@ def _timed() -> Finding:
         measured=round(ratio.median, 2),
         verdict=judge_ratio(ratio, 1 / 1.3, 1.3, same_way=0.5 < ratio.median < 2),
         note=(
-            f"quartiles {ratio.low:.2f} to {ratio.high:.2f}; reproduced within a factor of 1.3: exponentials grow with the "
-            "number of heads, multiplications do not"
+            f"quartiles {ratio.low:.2f} to {ratio.high:.2f}; reproduced within a factor of 1.3: exponentials grow "
+            "with the number of heads, multiplications do not"
         ),
     )
 

@@ -22,10 +22,11 @@ LESSON = Lesson(
     title="How alike heads are",
     equation="cos(headᵢ, headⱼ) = ⟨headᵢ, headⱼ⟩ / (|headᵢ| |headⱼ|)",
     method=(
-        "Texts print a mean similarity for 1, 2, 4 and 8 heads, and neither the layer's size nor the measure. New layers, "
-        "which have learned nothing, are measured in twelve sizes and by two measures (outputs and weights); the share of "
-        "settings that fit is told. What is learned is seen in the translator that comes with limelight, beside models of "
-        "its shape without training: how alike its heads are in every layer, and which of them have a role."
+        "Texts print a mean similarity for 1, 2, 4 and 8 heads, and neither the layer's size nor the measure. New "
+        "layers, which have learned nothing, are measured in twelve sizes and by two measures (outputs and weights); "
+        "the share of settings that fit is told. What is learned is seen in the translator that comes with "
+        "limelight, beside models of its shape without training: how alike its heads are in every layer, and which "
+        "of them have a role."
     ),
     code="""\
 import torch
@@ -55,20 +56,17 @@ SENTENCES = (
 def run(quick: bool = False, seed: int = 0) -> Result:
     """Measure the similarity of new heads, and compare trained heads with new ones."""
     seeds = range(seed, seed + (4 if quick else 20))
-    settings = [
-        (measure, [_new_heads(h, width, tokens, seeds) for h in SIMILARITY])
-        for width in WIDTHS
-        for tokens in LENGTHS
-        for measure in MEASURES
-    ]
-    learned, labels = _trained_heads(seeds[: 1 if quick else 3])
+    sizes = [[_new_heads(h, width, tokens, seeds) for h in SIMILARITY] for width in WIDTHS for tokens in LENGTHS]
+    settings = [(measure, rows) for rows in sizes for measure in MEASURES]
+    learned, labels = _trained_heads(seeds[: 1 if quick else 3], SENTENCES[: 2 if quick else None])
     measure, best = min(settings, key=lambda setting: _misfit(*setting))
     found = sum(_fits(*setting) for setting in settings)
     findings = [*_judge_similarity(measure, best, found, len(settings)), _judge_learned(learned), _judge_roles(labels)]
     takeaway = (
-        f"Heads that have learned nothing are as little alike as the texts' ({', '.join(f'{row[measure]:.2f}' for row in best)}"
-        f" for 1, 2, 4 and 8), so such numbers say nothing of learning; trained heads do become less alike, in "
-        f"{sum(row['trained'] < row['new'] for row in learned)} of {len(learned)} layers."
+        "Heads that have learned nothing are as little alike as the texts' "
+        f"({', '.join(f'{row[measure]:.2f}' for row in best)} for 1, 2, 4 and 8), so such numbers say nothing of "
+        f"learning; trained heads do become less alike, in {sum(row['trained'] < row['new'] for row in learned)} of "
+        f"{len(learned)} layers."
     )
     data = {"similarity": best, "learned": learned, "labels": labels}
     return Result("heads", takeaway, findings, data)
@@ -107,7 +105,7 @@ def _fits(measure: str, rows: list[dict[str, Any]]) -> bool:
     """Tell if the texts' numbers could be draws: within √2 spreads on average."""
     several = zip(rows[1:], list(SIMILARITY.values())[1:], strict=True)
     off = [(row[measure] - x) / row[f"{measure} spread"] for row, x in several]
-    return sum(x * x for x in off) / len(off) <= 2 and abs(rows[0][measure] - 1) < 1e-4
+    return bool(sum(x * x for x in off) / len(off) <= 2 and abs(rows[0][measure] - 1) < 1e-4)
 
 
 def _judge_similarity(measure: str, best: list[dict[str, Any]], fitting: int, settings: int) -> list[Finding]:
@@ -144,7 +142,7 @@ def _judge_similarity(measure: str, best: list[dict[str, Any]], fitting: int, se
     ]
 
 
-def _trained_heads(seeds: range) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _trained_heads(seeds: range, texts: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Compare the translator's heads with those of untrained models: similarity by layer, and labels."""
     translator = translate.load()
     new: dict[str, Seq2Seq] = {}
@@ -155,7 +153,7 @@ def _trained_heads(seeds: range) -> tuple[list[dict[str, Any]], list[dict[str, A
         new[f"new, seed {s}"] = model
     alike: dict[str, dict[str, list[float]]] = {}
     labels: dict[tuple[str, str, int], Counter[str]] = {}
-    for sentence in (sentence for text in SENTENCES for sentence in translator(text).sentences):
+    for sentence in (sentence for text in texts for sentence in translator(text).sentences):
         tokens = {"encoder": sentence.source_tokens, "decoder": ["<pad>", *sentence.tokens[:-1]]}
         records = {"trained": sentence.record} | {name: sentence.read_by(model) for name, model in new.items()}
         for name, record in records.items():

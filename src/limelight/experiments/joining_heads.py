@@ -18,10 +18,10 @@ LESSON = Lesson(
     title="Joining heads",
     equation="concat(head₁, …, head_h) W_O = head₁ W_O1 + … + head_h W_Oh",
     method=(
-        "Random layers are computed in both ways. What is lost by adding heads is the share of their variance that no "
-        "linear map finds in the sum. Then a layer learns to copy a teacher that uses two of its four heads: the size of "
-        "each slice of W_O shows if it learns to ignore the others. That W_O is the same in every context is seen by "
-        "taking each head's part from two different texts."
+        "Random layers are computed in both ways. What is lost by adding heads is the share of their variance that "
+        "no linear map finds in the sum. Then a layer learns to copy a teacher that uses two of its four heads: the "
+        "size of each slice of W_O shows if it learns to ignore the others. That W_O is the same in every context is "
+        "seen by taking each head's part from two different texts."
     ),
     code="""\
 import torch
@@ -49,8 +49,8 @@ def run(quick: bool = False, seed: int = 0) -> Result:
         rows.append({"head": h, "used": h in USED, "size of slice": mean, "spread": spread})
     findings = [*_judge_joining(off, added, concatenated), *_judge_mixing(rows, seed)]
     takeaway = (
-        "W_O adds up the heads, each through a slice of its own; added without it, "
-        f"{sum(added) / len(added):.0%} of what they say is lost, and a learned W_O shrinks the slices of useless heads to "
+        f"W_O adds up the heads, each through a slice of its own; added without it, {sum(added) / len(added):.0%} of "
+        "what they say is lost, and a learned W_O shrinks the slices of useless heads to "
         f"{max(row['size of slice'] for row in rows if not row['used']):.2f} of the others."
     )
     return Result("joining-heads", takeaway, findings, {"slices": rows})
@@ -58,7 +58,8 @@ def run(quick: bool = False, seed: int = 0) -> Result:
 
 def head_outputs(layer: MultiHeadAttention, x: Tensor) -> Tensor:
     """Return what each head gives before W_O, ``(B, heads, N, width / heads)``."""
-    return layer.weights(x) @ layer.value(x).unflatten(-1, (layer.heads, -1)).transpose(1, 2)
+    outputs: Tensor = layer.weights(x) @ layer.value(x).unflatten(-1, (layer.heads, -1)).transpose(1, 2)
+    return outputs
 
 
 def _compare(seed: int, width: int = 64, tokens: int = 96) -> tuple[float, float, float]:

@@ -20,8 +20,8 @@ LESSON = Lesson(
     title="What one token changes",
     equation="attention: yᵢ = Σⱼ Aᵢⱼ vⱼ;   feed-forward: yᵢ = f(xᵢ)",
     method=(
-        "Random layers read 16 tokens, then the same tokens with one exchanged. The outputs that differ are counted, for "
-        "attention, for the feed-forward part and for causal attention."
+        "Random layers read 16 tokens, then the same tokens with one exchanged. The outputs that differ are counted, "
+        "for attention, for the feed-forward part and for causal attention."
     ),
     code="""\
 import torch

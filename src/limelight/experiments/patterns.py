@@ -19,9 +19,9 @@ LESSON = Lesson(
     title="Patterns",
     equation="weights: full n², causal n (n + 1) / 2, local about n · w",
     method=(
-        "The weights that each mask allows are counted for growing lengths and windows, and the powers by which they grow "
-        "are fitted. The time is measured as a ratio, twice the tokens or the window against once, in turns on one thread: "
-        "limelight computes only what a mask allows."
+        "The weights that each mask allows are counted for growing lengths and windows, and the powers by which they "
+        "grow are fitted. The time is measured as a ratio, twice the tokens or the window against once, in turns on "
+        "one thread: limelight computes only what a mask allows."
     ),
     code="""\
 import limelight as ll
@@ -131,10 +131,10 @@ def draw(result: Result) -> Figure:
     from matplotlib.figure import Figure
 
     from limelight.experiments.figures import WIDTH as INCHES
-    from limelight.experiments.figures import heatmap, lengths_axis, series
+    from limelight.experiments.figures import constrained_layout, heatmap, lengths_axis, series
 
-    figure = Figure(figsize=(INCHES, 4.6), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=(2, 3))
+    figure = Figure(figsize=(INCHES, 4.6), layout=constrained_layout())
+    above, below = figure.subfigures(2, 1, height_ratios=(2, 3), squeeze=False)[:, 0]
     n = 12
     for axis, (name, (mask, _)) in zip(above.subplots(1, 3), PATTERNS.items(), strict=True):
         allowed = torch.ones(n, n) if mask is None else mask.dense(n).float()

@@ -20,9 +20,9 @@ LESSON = Lesson(
     equation="attend(P x) = P attend(x) for every permutation P, without positions",
     method=(
         "A random layer reads 128 tokens and the same tokens shuffled, with six position schemes and with none; the "
-        "difference between shuffled outputs and outputs of shuffled tokens is measured. Then all tokens are made equal, "
-        "so that logits differ by position alone, and their mean is taken for every distance. What a scheme would learn "
-        "is drawn at random."
+        "difference between shuffled outputs and outputs of shuffled tokens is measured. Then all tokens are made "
+        "equal, so that logits differ by position alone, and their mean is taken for every distance. What a scheme "
+        "would learn is drawn at random."
     ),
     code="""\
 import torch
@@ -86,8 +86,8 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     rows = [_row(d, profiles) for d in range(-RADIUS, RADIUS + 1)]
     shapes = _shapes(logits, profiles)
     takeaway = (
-        f"Without positions, shuffled tokens give shuffled outputs (difference {by['none'][0]:.0e}); every scheme breaks "
-        f"that, and these depend on distance alone: {', '.join(shapes[0].measured)}."
+        f"Without positions, shuffled tokens give shuffled outputs (difference {by['none'][0]:.0e}); every scheme "
+        f"breaks that, and these depend on distance alone: {', '.join(shapes[0].measured)}."
     )
     data = {"equivariance": broken, "similarity": rows}
     return Result("positions", takeaway, [*findings, *shapes], data)
@@ -108,7 +108,7 @@ def _shapes(logits: dict[str, list[Tensor]], profiles: dict[str, Tensor]) -> lis
     slope = float(alibi[RADIUS + 1] - alibi[RADIUS])
     bent = float((alibi - alibi[RADIUS] - slope * distance).abs().max())
     learned = profiles["learned"].mean(0)[distance > 0]
-    falls = rounded([profiles["sinusoidal"].mean(0)[RADIUS + d] for d in (0, 1, 4, 16)])
+    falls = rounded(profiles["sinusoidal"].mean(0)[[RADIUS + d for d in (0, 1, 4, 16)]].tolist())
     described = (
         ("logits of equal tokens depend on key − query alone", by_distance, "to four digits"),
         ("sinusoidal: logit at distance 0, 1, 4, 16", falls, "near positions are alike"),
@@ -174,7 +174,7 @@ def draw(result: Result) -> Figure:
         low, high = ([m + sign * s for m, s in zip(means, spreads, strict=True)] for sign in (-1, 1))
         axis.fill_between(distances, low, high, color=colour, alpha=0.25, linewidth=0)
         axis.axvline(0, color=GREY, alpha=0.6, linewidth=0.8)
-        axis.set_title(name + (" (random)" if name in ("learned", "T5", "Transformer-XL") else ""))
-    figure.supxlabel("key − query (positions)", fontsize=10.5)
+        axis.set_title(name + ("*" if name in ("learned", "T5", "Transformer-XL") else ""))
+    figure.supxlabel("key − query (positions);  * drawn at random", fontsize=10.5)
     figure.supylabel("logit of equal tokens", fontsize=10.5)
     return figure

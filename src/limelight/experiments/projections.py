@@ -116,7 +116,7 @@ def draw(result: Result) -> Figure:
         for row in result.data["matrices"]:
             matrix[row["query"], row["key"]] = row[what]
         difference = (matrix - matrix.mT) / matrix.abs().max()
-        heatmap(axis, difference.tolist(), names, names, signed=True, numbers="")
+        heatmap(axis, difference.tolist(), names, names, signed=True, ticks=6)
         zero = "0 everywhere" if float(difference.abs().max()) < 1e-5 else f"up to {float(difference.abs().max()):.2f}"
         axis.set(xlabel="key", title=f"{what}s − transpose:\n{zero}", box_aspect=1)
     axes[0].set_ylabel("query")

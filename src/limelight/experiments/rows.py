@@ -19,9 +19,10 @@ LESSON = Lesson(
     title="Rows, columns and masks",
     equation="A = softmax(q kᵀ / √d + M),  Σⱼ Aᵢⱼ = 1,  Mᵢⱼ = 0 if i ≥ j else −∞",
     method=(
-        "Random queries and keys give weights whose rows and columns are summed. One key is then made attractive to all "
-        "queries, to see which sum follows. A layer's outputs are compared before and after one token is exchanged, in "
-        "self-attention and on either side of cross-attention. The causal mask is compared with adding −∞ by hand."
+        "Random queries and keys give weights whose rows and columns are summed. One key is then made attractive to "
+        "all queries, to see which sum follows. A layer's outputs are compared before and after one token is "
+        "exchanged, in self-attention and on either side of cross-attention. The causal mask is compared with adding "
+        "−∞ by hand."
     ),
     code="""\
 import torch, limelight as ll

@@ -29,10 +29,10 @@ LESSON = Lesson(
     title="Scaling by √d",
     equation="Var(q · k) = d,  so  A = softmax(q kᵀ / √d)",
     method=(
-        "Queries and keys are drawn with unit variance for seven widths. The variance of the scores, the entropy of the "
-        "weights and the gradient that reaches q and k are measured with and without the division by √d. The texts give "
-        "entropies and no number of keys, so every number from 10 to 30 is tried, and the share of them that fits is told. "
-        "The texts' example of a softmax is worked out."
+        "Queries and keys are drawn with unit variance for seven widths. The variance of the scores, the entropy of "
+        "the weights and the gradient that reaches q and k are measured with and without the division by √d. The "
+        "texts give entropies and no number of keys, so every number from 10 to 30 is tried, and the share of them "
+        "that fits is told. The texts' example of a softmax is worked out."
     ),
     code="""\
 import torch, limelight as ll
@@ -74,8 +74,9 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     ]
     last = entropy[-1]
     takeaway = (
-        f"Scores grow with √d; undivided, the weights of width {last['width']} have an entropy of {last['unscaled']:.2f} "
-        f"nats instead of {last['scaled']:.2f}: one key takes all, and a typical query gets hardly any gradient."
+        f"Scores grow with √d; undivided, the weights of width {last['width']} have an entropy of "
+        f"{last['unscaled']:.2f} nats instead of {last['scaled']:.2f}: one key takes all, and a typical query gets "
+        "hardly any gradient."
     )
     return Result("scaling", takeaway, found, data)
 
@@ -207,8 +208,9 @@ def _judge_entropy(rows: list[dict[str, Any]], fitting: dict[str, float]) -> lis
                 measured=measured,
                 verdict=holds(_fits(rows, name), in_part=falls),
                 note=(
-                    f"{spread} between draws of {rows[0]['keys']} tokens, the number that fits best; {fitting[name]:.0%} "
-                    f"of the numbers from 10 to 30 fit; the texts lie below the mean at {below} of {len(ENTROPIES)} widths"
+                    f"{spread} between draws of {rows[0]['keys']} tokens, the number that fits best; "
+                    f"{fitting[name]:.0%} of the numbers from 10 to 30 fit; the texts lie below the mean at {below} "
+                    f"of {len(ENTROPIES)} widths"
                 ),
             )
         )

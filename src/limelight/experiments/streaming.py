@@ -22,10 +22,10 @@ LESSON = Lesson(
     title="Streaming",
     equation="m ← max(m, sᵢⱼ),  ℓ ← Σ exp(sᵢⱼ − m),  y ← Σ exp(sᵢⱼ − m) vⱼ, rescaled when m grows",
     method=(
-        "Attention that streams over the keys is compared with PyTorch's attention that stores its weights: the memory "
-        "beyond the inputs in a process of its own, the counted operations of both, forward and with the gradient (the "
-        "streaming one in plain PyTorch, so that they can be counted), and the time as a ratio, measured in turns on one "
-        "thread until it is steady."
+        "Attention that streams over the keys is compared with PyTorch's attention that stores its weights: the "
+        "memory beyond the inputs in a process of its own, the counted operations of both, forward and with the "
+        "gradient (the streaming one in plain PyTorch, so that they can be counted), and the time as a ratio, "
+        "measured in turns on one thread until it is steady."
     ),
     code="""\
 import torch, limelight as ll
@@ -163,7 +163,9 @@ def _judge_trade(
             theirs="above 1",
             measured=more,
             verdict=holds(min(more) > 1.01, in_part=max(more) > 1.01),
-            note=f"forward it computes the same; the gradient computes the scores again; memory is {less:.0f} times less",
+            note=(
+                f"forward it computes the same; the gradient computes the scores again; memory is {less:.0f} times less"
+            ),
         ),
         Finding(
             claim=42,
@@ -171,7 +173,9 @@ def _judge_trade(
             theirs="above 1",
             measured=round(1 / faster.median, 2),
             verdict=judge_ratio(faster, 0.0, 1.0, same_way=False),
-            note="what is computed again costs less than carrying an n × n matrix to memory and back: nothing is traded",
+            note=(
+                "what is computed again costs less than carrying an n × n matrix to memory and back: nothing is traded"
+            ),
         ),
     ]
 

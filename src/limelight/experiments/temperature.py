@@ -18,10 +18,10 @@ LESSON = Lesson(
     title="Temperature",
     equation="A = softmax(q kᵀ / (√d τ))",
     method=(
-        "The entropy of the weights, as a share of that of equal weights, is measured for twelve temperatures, five numbers "
-        "of keys and seven spreads of the scores, which the texts leave open. A text's word fits a setting if the share "
-        "lies in the range that deserves the word. The share of settings that fit is part of the verdict; the numbers "
-        "shown are those of the setting that fits best."
+        "The entropy of the weights, as a share of that of equal weights, is measured for twelve temperatures, five "
+        "numbers of keys and seven spreads of the scores, which the texts leave open. A text's word fits a setting "
+        "if the share lies in the range that deserves the word. The share of settings that fit is part of the "
+        "verdict; the numbers shown are those of the setting that fits best."
     ),
     code="""\
 import torch, limelight as ll

@@ -5,41 +5,46 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from limelight.experiments import EXPERIMENTS, run
-from limelight.experiments.findings import Result
-from limelight.experiments.report import shown, summary, verdicts, write, write_report
+from limelight.experiments import CHAPTERS, EXPERIMENTS, lesson, run
+from limelight.experiments.claims import CLAIMS
+from limelight.experiments.findings import BESIDE, BUSY, CORRECTED, DIRECTION, MISSING, REPRODUCED, Result
+from limelight.experiments.report import write, write_report
+from limelight.experiments.verdicts import corrections, shown, summary, verdicts
 from limelight.viz.heatmaps import need_matplotlib
 from limelight.viz.tables import messages_console, wide_console
 
-_STYLES = {"reproduced": "green", "reproduced in direction": "yellow", "corrected": "red", "beside the claim": "dim"}
+_STYLES = {REPRODUCED: "green", DIRECTION: "yellow", CORRECTED: "red", BESIDE: "dim", BUSY: "dim", MISSING: "dim"}
 
 
 def list_experiments() -> None:
-    """A line each."""
+    """Print the chapters, and a line for each experiment with its question and its claims."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, (_, claims, line) in EXPERIMENTS.items():
-        table.add_row(name, line, f"claims {', '.join(map(str, claims))}")
-    table.add_row("all", "every one of them, and a report", "")
+    for chapter in CHAPTERS:
+        table.add_row(Text(chapter, "bold"))
+        for name, experiment in EXPERIMENTS.items():
+            if experiment.chapter == chapter:
+                table.add_row(f"  {name}", experiment.question, f"claim {', '.join(map(str, experiment.claims))}")
+    table.add_row("all", "Every one of them, and a report.", "")
     wide_console().print(table)
 
 
 def run_and_show(name: str, folder: str | None, quick: bool, seed: int) -> None:
-    """Tables with verdicts; figures and data where there is a folder."""
+    """Run one experiment or all, print what was found, and write files where a folder is given."""
     console, messages = wide_console(), messages_console()
     if folder is not None:
         need_matplotlib()
-    names = list(EXPERIMENTS) if name == "all" else [name]
     results = []
-    for each in names:
-        with messages.status(f"{each}: {EXPERIMENTS[each][2]}") if each in EXPERIMENTS else messages.status(each):
+    for n, each in enumerate(EXPERIMENTS if name == "all" else [name]):
+        where = f"{n + 1} of {len(EXPERIMENTS)}, " if name == "all" else ""
+        with messages.status(f"{where}{each}: {EXPERIMENTS[each].question}"):
             results.append(run(each, quick=quick, seed=seed))
-        console.print(_table(results[-1]))
+        console.print(_shown(results[-1]))
     if name == "all":
-        console.print(summary(verdicts(results)))
+        _print_summary(console, results)
     if folder is None:
         return
     with messages.status("figures"):
@@ -50,11 +55,23 @@ def run_and_show(name: str, folder: str | None, quick: bool, seed: int) -> None:
             messages.print(f"{folder} has {', '.join(file.name for file in files)}.")
 
 
-def _table(result: Result) -> Group:
-    table = Table(title=result.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("claim", "what", "texts", "measured", "verdict", "note"):
+def _shown(result: Result) -> Group:
+    """Lay out an experiment: question, equation, claims, findings and take-away."""
+    about, experiment = lesson(result.name), EXPERIMENTS[result.name]
+    lines = [Text(about.title, "bold"), Text(experiment.question), Text(f"  {about.equation}", "cyan")]
+    for claim in experiment.claims:
+        lines.append(Text(f"claim {claim}: {CLAIMS[claim].text} ({CLAIMS[claim].source})", "dim"))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("claim", "measured was", "texts", "found", "verdict", "note"):
         table.add_column(name, justify="right" if name == "claim" else "left", overflow="fold")
     for f in result.findings:
         verdict = Text(f.verdict, _STYLES[f.verdict])
         table.add_row(str(f.claim), f.what, shown(f.theirs), shown(f.measured), verdict, f.note)
-    return Group(table)
+    return Group(*lines, table, Text(result.takeaway, "bold"), Text())
+
+
+def _print_summary(console: Console, results: list[Result]) -> None:
+    console.print(Text("What is wrong in texts, and what is right", "bold"))
+    for claim, right, result in corrections(results):
+        console.print(f"  {claim}. {CLAIMS[claim].text}\n     {result.takeaway}\n     {right}")
+    console.print(summary(verdicts(results)))

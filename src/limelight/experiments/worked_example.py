@@ -16,9 +16,9 @@ LESSON = Lesson(
     title="The worked example",
     equation="output = softmax(q kᵀ / √d) v",
     method=(
-        "Three words with three numbers each are projected to queries, keys and values of width 2. Every step that texts "
-        "print for “dog” is compared with the same step of limelight's trace, to the last printed digit. Then the "
-        "output of every word is added up by hand, weight times value, and compared with what attention returns."
+        "Three words with three numbers each are projected to queries, keys and values of width 2. Every step that "
+        "texts print for “dog” is compared with the same step of limelight's trace, to the last printed digit. Then "
+        "the output of every word is added up by hand, weight times value, and compared with what attention returns."
     ),
     code="""\
 import torch, limelight as ll
@@ -72,8 +72,8 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     findings.append(_by_hand(weights))
     top = max(zip(weights[0], TOKENS, strict=True))
     takeaway = (
-        f"Dog looks most at {top[1]} ({top[0]:.2f}); its output is a weighted mean of the three values, and every printed "
-        "step can be checked with a pocket calculator."
+        f"Dog looks most at {top[1]} ({top[0]:.2f}); its output is a weighted mean of the three values, and every "
+        "printed step can be checked with a pocket calculator."
     )
     return Result("worked-example", takeaway, findings, {"weights": rows})
 

@@ -11,8 +11,8 @@ from limelight.core.tracing import is_traced
 
 def check_whole(mask: str, name: str, value: object) -> int:
     """Return a whole number of keys, 0 or more."""
-    if value.__class__ is int and value >= 0:  # type: ignore[operator]
-        return value  # type: ignore[return-value]
+    if value.__class__ is int and value >= 0:
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{mask}: {name} must be a whole number, not {value!r}")
     if value < 0:

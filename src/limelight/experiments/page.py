@@ -127,7 +127,7 @@ def _chip(verdict: str) -> str:
 
 
 def _findings(findings: Sequence[Finding]) -> str:
-    names = ("claim", "measured was", "texts", "found", "verdict", "note")
+    names = ("claim", "what", "texts", "found", "verdict", "note")
     head = "".join(f"<th>{name}</th>" for name in names)
     rows = []
     for f in findings:

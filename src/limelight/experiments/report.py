@@ -64,7 +64,7 @@ def markdown(results: Sequence[Result]) -> str:
                 lines.append(f"- Claim {claim}: {CLAIMS[claim].text} ({CLAIMS[claim].source}): **{verdict[claim]}**")
             lines += ["", f"**{result.takeaway}**", ""]
             cells = ((f.claim, f.what, shown(f.theirs), shown(f.measured), f.verdict, f.note) for f in result.findings)
-            lines += _table(("claim", "measured was", "texts", "found", "verdict", "note"), cells)
+            lines += _table(("claim", "what", "texts", "found", "verdict", "note"), cells)
     return "\n".join(lines) + "\n"
 
 

@@ -62,7 +62,7 @@ def _shown(result: Result) -> Group:
     for claim in experiment.claims:
         lines.append(Text(f"claim {claim}: {CLAIMS[claim].text} ({CLAIMS[claim].source})", "dim"))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("claim", "measured was", "texts", "found", "verdict", "note"):
+    for name in ("claim", "what", "texts", "found", "verdict", "note"):
         table.add_column(name, justify="right" if name == "claim" else "left", overflow="fold")
     for f in result.findings:
         verdict = Text(f.verdict, _STYLES[f.verdict])

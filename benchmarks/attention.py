@@ -31,7 +31,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import limelight as ll
 import peers
-from limelight.backends import _native
+from limelight import backends
 
 Call = Callable[[], object]
 
@@ -180,7 +180,7 @@ def best(calls: dict[str, Call], seconds: float) -> dict[str, float]:
 
 def limits(threads: int, dtype: torch.dtype = torch.float32) -> tuple[float, float]:
     """The machine's multiply-add peak (flop/s) and read bandwidth (byte/s)."""
-    return _native.peak_flops(threads, dtype == torch.float64), _native.read_bandwidth(threads)
+    return backends.peak_flops(threads, dtype == torch.float64), backends.read_bandwidth(threads)
 
 
 def with_backward(call: Call, leaves: list[Tensor]) -> Call:
@@ -281,7 +281,7 @@ def main() -> None:
         of = [r for r in results if r["threads"] == threads]
         peak, read = max(r["peak GF/s"] for r in of), max(r["read GB/s"] for r in of)
         console.print(f"multiply-add peak {peak:.0f} GF/s, read bandwidth {read:.1f} GB/s\n")
-    machine = {"machine": platform.processor() or platform.machine(), "isa": _native.isa(), "torch": torch.__version__}
+    machine = {"machine": platform.processor() or platform.machine(), "isa": backends.isa(), "torch": torch.__version__}
     args.out.write_text(json.dumps({**machine, "results": results}, indent=1))
     console.print(f"wrote {args.out}")
 

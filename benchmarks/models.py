@@ -26,7 +26,7 @@ from rich.table import Table
 import limelight as ll
 from attention import best
 from limelight import models
-from limelight.backends import _native
+from limelight import backends
 
 NEW, PROMPT = 64, 2048
 
@@ -111,7 +111,7 @@ CASES: dict[str, tuple[Callable[[], dict[str, Callable[[], Any]]], float]] = {
 def decode_steps(seconds: float) -> list[dict[str, float]]:
     """The time of one step of the LLaMA above by the length of its cache, and what reading the cache takes."""
     _, ours = pair(hf.LlamaForCausalLM, llama())
-    token, bandwidth = torch.tensor([[1]]), _native.read_bandwidth(1)
+    token, bandwidth = torch.tensor([[1]]), backends.read_bandwidth(1)
     found = []
     for length in (256, 1024, 4000):
         cache = ll.KVCache(capacity=length + 1)
@@ -169,7 +169,7 @@ def main() -> None:
             f"one step of the LLaMA with {s['length']} tokens in its cache: {s['milliseconds']:.2f} ms "
             f"(reading the cache takes {s['reading']:.2f} ms)"
         )
-    machine = {"machine": platform.processor() or platform.machine(), "isa": _native.isa(), "torch": torch.__version__}
+    machine = {"machine": platform.processor() or platform.machine(), "isa": backends.isa(), "torch": torch.__version__}
     args.out.write_text(json.dumps({**machine, "results": results, "decode steps": steps}, indent=1))
     console.print(f"wrote {args.out}")
 

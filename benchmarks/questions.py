@@ -27,7 +27,7 @@ from torch import Tensor
 
 import limelight as ll
 from attention import best
-from limelight.backends import _native
+from limelight import backends
 
 H, D = 8, 64
 ALL: dict[str, Any] = {
@@ -180,7 +180,7 @@ def main() -> None:
         f"the same at n = {memory['n']}: {memory['megabytes']:.0f} MB beyond inputs and results, "
         f"where the matrix would take {memory['matrix']:.0f} MB (to stay below: {memory['below']:.0f})"
     )
-    machine = {"machine": platform.processor() or platform.machine(), "isa": _native.isa(), "torch": torch.__version__}
+    machine = {"machine": platform.processor() or platform.machine(), "isa": backends.isa(), "torch": torch.__version__}
     args.out.write_text(json.dumps({**machine, "questions": asked, "usual way": usual, "memory": memory}, indent=1))
     console.print(f"wrote {args.out}")
 

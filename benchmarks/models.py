@@ -25,8 +25,7 @@ from rich.table import Table
 
 import limelight as ll
 from attention import best
-from limelight import models
-from limelight import backends
+from limelight import backends, models
 
 NEW, PROMPT = 64, 2048
 

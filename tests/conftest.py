@@ -265,7 +265,10 @@ def random_masks(B: int, N: int, M: int, dense: bool = True) -> st.SearchStrateg
     leaves = st.integers(0, 2**20).flatmap(lambda s: st.sampled_from(leaf_masks(B, N, M, s, dense)))
     return st.recursive(
         leaves,
-        lambda inner: st.tuples(inner, inner, st.booleans()).map(lambda t: t[0] & t[1] if t[2] else t[0] | t[1]),
+        lambda inner: st.one_of(
+            st.tuples(inner, inner, st.booleans()).map(lambda t: t[0] & t[1] if t[2] else t[0] | t[1]),
+            inner.map(lambda mask: ~mask),
+        ),
         max_leaves=5,
     )
 

@@ -170,6 +170,11 @@ def translate(
 @main.command()
 @click.argument("pairs", type=click.Path(exists=True, dir_okay=False))
 @click.option("--out", required=True, type=click.Path(file_okay=False), help="Where the model goes.")
+@click.option(
+    *("--from", "start"),
+    type=click.Path(exists=True, file_okay=False),
+    help="The folder of a model to begin with; decoder layers that it lacks are added.",
+)
 @click.option("--epochs", type=click.IntRange(1), help="How often all pairs are seen.")
 @click.option("--vocabulary", type=click.IntRange(16), help="How many pieces words are made of.")
 @click.option("--width", type=click.IntRange(1), help="Of the model.")
@@ -181,11 +186,20 @@ def translate(
 @click.option("--tokens", type=click.IntRange(1), help="Of the targets of a batch.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="The learning rate at its highest.")
 @click.option("--warm-up", type=click.IntRange(0), help="Updates until then.")
-@click.option("--held-out", type=click.IntRange(1), help="Sentences to validate on.")
+@click.option("--falling", type=click.FloatRange(0, 1, min_open=True), help="Share of the training in which it falls.")
+@click.option("--names", type=click.FloatRange(0, 1), help="Share of the pairs with a name that get another one.")
+@click.option("--numbers", type=click.FloatRange(0, 1), help="The same of numbers.")
+@click.option("--phrases", type=click.FloatRange(0, 1), help="Share of the pairs that get a date, time, price or name.")
+@click.option("--quotes", type=click.FloatRange(0, 1), help="Share of the pairs that get quotation marks.")
+@click.option("--joined", type=click.FloatRange(0, 1), help="Share of the pairs that are joined to long sentences.")
+@click.option("--longest", type=click.IntRange(1), help="Words of a joined sentence.")
+@click.option("--bfloat16", is_flag=True, default=None, help="Twice as fast where the processor has bfloat16 products.")
+@click.option("--held-out", type=click.IntRange(1), help="Sentences to test on, which training never sees.")
+@click.option("--validated", type=click.IntRange(1), help="Others, for BLEU after every epoch.")
 @click.option("--patience", type=click.IntRange(1), help="Epochs without a better BLEU until it ends.")
 @click.option("--seed", type=click.IntRange(0))
 @click.option("--threads", type=click.IntRange(1), help="As many as there are cores unless given.")
-def train(pairs: str, out: str, threads: int | None, **choices: Any) -> None:
+def train(pairs: str, out: str, start: str | None, threads: int | None, **choices: Any) -> None:
     """Train a translator on PAIRS: a line for each, a sentence, a tab and its translation.
 
     It can be stopped at any moment: the same command goes on where it was.
@@ -194,7 +208,7 @@ def train(pairs: str, out: str, threads: int | None, **choices: Any) -> None:
 
     given = {name: value for name, value in choices.items() if value is not None}
     with _failing():
-        train_with_progress(pairs, out, given, threads)
+        train_with_progress(pairs, out, given, threads, start)
 
 
 @main.command()

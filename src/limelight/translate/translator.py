@@ -21,10 +21,12 @@ from limelight.nn import Seq2Seq
 from limelight.nn.recording import recording
 from limelight.record import Record
 from limelight.translate import vocabulary
+from limelight.translate.copying import WORDS, changes, may_write_digits, names, phrases, read_words
 from limelight.translate.data import padded
+from limelight.translate.search import PhraseSearch
 from limelight.translate.sentences import split
 
-_LONGEST = 24  # tokens of a piece: the model has learned from short sentences, and leaves words of longer ones out
+_LONGEST = 110  # tokens of a piece: the model has learned from sentences of up to 65 words
 _BATCH = 32
 # What makes a translation doubtful: an unlikely token on average, or a source in more pieces than English words have.
 # Of English sentences that were held out, one in twenty-five is; of other languages, nearly all.
@@ -41,6 +43,7 @@ _BULLET = re.compile(r"\s*(?:[-–—*•]+|\(?\d{1,3}[.)])\s+")
 class Sentence:
     """A sentence and its translation.
 
+    ``changes`` says what of its numbers, names and quotation marks is lost: "the number 5 became 50".
     ``source_tokens`` and ``tokens`` both end with ``</s>``; ``scores`` are the log-probabilities of ``tokens``, each
     given those before it.
     """
@@ -50,6 +53,8 @@ class Sentence:
     source_tokens: list[str]
     tokens: list[str]
     scores: list[float]
+    changes: list[str]
+    _strange: bool  # in more pieces than English words have
     _model: Seq2Seq = field(repr=False, compare=False)
     _ids: tuple[Tensor, Tensor] = field(repr=False, compare=False)
 
@@ -69,8 +74,7 @@ class Sentence:
     def doubtful(self) -> bool:
         """Whether the model finds its words unlikely, as it does with what is no plain English, or left any out."""
         short = len(self.tokens) < _FEW * len(self.source_tokens)
-        strange = len(self.source_tokens) - 1 > _PIECES * len(self.source.split())
-        return short or strange or math.exp(sum(self.scores) / len(self.scores)) < _UNSURE
+        return short or self._strange or math.exp(sum(self.scores) / len(self.scores)) < _UNSURE
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,10 @@ class Translation:
 class Translator:
     """``t("The cat is sleeping.").text``: a model and its vocabulary."""
 
-    def __init__(self, model: Seq2Seq, tokenizer: Tokenizer) -> None:
-        self.model, self.tokenizer = model, tokenizer
+    def __init__(self, model: Seq2Seq, tokenizer: Tokenizer, words: frozenset[str] | None = None) -> None:
+        """``words`` are the English words that the model knows: others with a capital are names, which it copies."""
+        self.model, self.tokenizer, self.words = model, tokenizer, words
+        self._search = PhraseSearch(model, tokenizer)
         tokenizer.encode_special_tokens = True  # "</s>" in a text is a text
         self._unknown = vocabulary.number(tokenizer, vocabulary.UNKNOWN)
         self._padding = vocabulary.number(tokenizer, vocabulary.PADDING)
@@ -178,26 +184,56 @@ class Translator:
     def _sentences(self, texts: list[str], beams: int) -> list[Sentence]:
         ids = vocabulary.encode(self.tokenizer, texts)
         source, lengths = padded(ids, self._padding)
+        longest = 2 * source.shape[1] + 10
         with torch.no_grad():
-            out = models.generate(
-                self.model, source, mask=Padding(lengths), beams=beams, max_new_tokens=2 * source.shape[1] + 10
-            )
-            logits = self.model(source, out[:, :-1], mask=Padding(lengths))
-            scores = logits.log_softmax(-1).gather(2, out[:, 1:, None])[..., 0]
-        return [self._sentence(*given) for given in zip(texts, ids, out.tolist(), scores.tolist(), strict=True)]
+            out = models.generate(self.model, source, mask=Padding(lengths), beams=beams, max_new_tokens=longest)
+        targets = [self._ended(target) for target in out.tolist()]
+        targets = [self._kept(*both) for both in zip(texts, ids, targets, strict=True)]
+        target, _ = padded(targets, self._padding)
+        with torch.no_grad():
+            logits = self.model(source, target[:, :-1], mask=Padding(lengths))
+            scores = logits.log_softmax(-1).gather(2, target[:, 1:, None])[..., 0]
+        return [self._sentence(*given) for given in zip(texts, ids, targets, scores.tolist(), strict=True)]
+
+    def _ended(self, target: list[int]) -> list[int]:
+        """Tokens up to the one that ends the text."""
+        end = vocabulary.number(self.tokenizer, vocabulary.END)
+        return target[: target.index(end) + 1] if end in target else target
+
+    def _kept(self, text: str, source: list[int], target: list[int]) -> list[int]:
+        """The translation, or a better one where it lost a number or a name and a search for all of them finds one."""
+        lost = changes(text, self.tokenizer.decode(target), self.words)
+        if not any(change.startswith("the n") for change in lost):
+            return target
+        wanted = phrases(text, self.words)
+        other = self._search(source, wanted, longest=2 * len(source) + 20, digits=may_write_digits(text))
+        if other is None or len(changes(text, self.tokenizer.decode(other), self.words)) >= len(lost):
+            return target
+        return other
 
     def _sentence(self, text: str, source: list[int], target: list[int], scores: list[float]) -> Sentence:
-        end = vocabulary.number(self.tokenizer, vocabulary.END)
-        if end in target:
-            target = target[: target.index(end) + 1]
-
-        def names(ids: list[int]) -> list[str]:
+        def pieces(ids: list[int]) -> list[str]:
             return [self.tokenizer.id_to_token(i) or "" for i in ids]
 
-        ids = torch.tensor([source]), torch.tensor([target])
-        written = names(target[1:])
-        text_of = self.tokenizer.decode(target)
-        return Sentence(text, text_of, names(source), written, scores[: len(written)], self.model, ids)
+        written, translated = pieces(target[1:]), self.tokenizer.decode(target)
+        return Sentence(
+            source=text,
+            text=translated,
+            source_tokens=pieces(source),
+            tokens=written,
+            scores=scores[: len(written)],
+            changes=changes(text, translated, self.words),
+            _strange=self._in_pieces(text),
+            _model=self.model,
+            _ids=(torch.tensor([source]), torch.tensor([target])),
+        )
+
+    def _in_pieces(self, text: str) -> bool:
+        """Tells whether the words that are neither names nor numbers have more pieces than English words have."""
+        copied = set(names(text, self.words))
+        plain = [word for word in re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?", text) if word not in copied]
+        count = sum(len(self.tokenizer.encode(word, add_special_tokens=False).ids) for word in plain)
+        return count > _PIECES * len(plain)
 
 
 @dataclass(frozen=True)
@@ -228,8 +264,9 @@ class _Plan:
         """What was done."""
         sentences = [found[part.text] for part in self.parts if part.text]
         doubts = [f"doubtful, is it everyday English? {_shown(s.source)}" for s in sentences if s.doubtful]
+        lost = [f"{change}: {_shown(s.source)}" for s in sentences for change in s.changes]
         text = "".join(part.translated(found) for part in self.parts)
-        return Translation(text, sentences, [*self.notes, *dict.fromkeys(doubts)])
+        return Translation(text, sentences, [*self.notes, *dict.fromkeys([*lost, *doubts])])
 
 
 def _shown(text: str) -> str:
@@ -249,4 +286,6 @@ def load(folder: str | Path | None = None) -> Translator:
     model = models.load(home, dtype=torch.float32)
     if not isinstance(model, Seq2Seq):
         raise ValueError(f"{home} holds no encoder-decoder, and only those translate")
-    return Translator(model, vocabulary.read(home))
+    words = home / WORDS
+    known = read_words(words.read_text(encoding="utf-8").splitlines()) if words.is_file() else None
+    return Translator(model, vocabulary.read(home), known)

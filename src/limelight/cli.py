@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
@@ -146,15 +147,19 @@ def translate(
 ) -> None:
     """Translate TEXT (- for standard input) from English to French, and see which words each word is written from.
 
-    With --file, there is one line of translation for each line, and nothing else, on the standard output.
+    Without TEXT, on a terminal, it translates what you type, line by line, until Ctrl-D. With --file, there is one line
+    of translation for each line, and nothing else, on the standard output.
     """
-    if (text is None) == (file is None):
+    typed = text is None and file is None and sys.stdin.isatty()
+    if (text is None) == (file is None) and not typed:
         raise click.UsageError("give a text, or a file with --file")
+    if typed and html:
+        raise click.UsageError("--html needs a text")
     if file is not None and (html or as_json):
         raise click.UsageError("--file prints translations only; --html and --json are for a text")
     if text == "-":
         text = _read(cast(TextIO, click.open_file("-", encoding="utf-8-sig"))).removesuffix("\n")
-    if file is None and not (text or "").strip():
+    if file is None and not typed and not (text or "").strip():
         raise click.UsageError("the text is empty")
     from limelight.lens import translating
     from limelight.translate import load
@@ -163,6 +168,8 @@ def translate(
         translator = load(model)
         if file is not None:
             translating.translate_lines(translator, _read(file), beams)
+        elif typed:
+            translating.translate_typed(translator, beams, top, as_json)
         else:
             translating.show(translator(text or "", beams=beams), top, html, as_json)
 

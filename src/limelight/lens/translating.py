@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,9 @@ def show(translation: Translation, top: int, html: str | None, as_json: bool) ->
     try:  # neither is lost where the other fails
         if html and aligned:
             readings = [reading_of(sentence) for sentence in translation.sentences]
+            if translation.notes:
+                noted = "; ".join(f"note: {note}" for note in translation.notes)
+                readings[0] = replace(readings[0], model=f"{readings[0].model} ({noted})")
             texts = [(reading, reading.heads()) for reading in readings]
             Path(html).write_text(page(texts, (aligned[0].call, aligned[0].head)), encoding="utf-8")
             messages.print(f"{html} has every layer and head.")
@@ -95,6 +100,7 @@ def _as_dict(translation: Translation, aligned: list[Alignment], top: int) -> di
             "tokens": sentence.tokens,
             "scores": sentence.scores,
             "doubtful": sentence.doubtful,
+            "changes": sentence.changes,
             "alignment": {
                 **{"module": one.call.name, "layer": one.call.layer, "head": one.head},
                 **{"written": one.written, "read": one.read, "weights": one.weights.tolist()},
@@ -127,3 +133,22 @@ def translate_lines(translator: Translator, text: str, beams: int) -> None:
             sys.stdout.flush()
             bar.start()
             bar.advance(task, len(part))
+
+
+def translate_typed(translator: Translator, beams: int, top: int, as_json: bool) -> None:
+    """Reads a line after the other from a terminal and shows its translation, until Ctrl-D."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (the arrow keys edit the line)
+    messages = messages_console()
+    messages.print("English, a line at a time; Ctrl-D ends.")
+    while True:
+        try:
+            line = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            messages.print()
+            return
+        if line.strip():
+            try:
+                show(translator(line, beams=beams), top, None, as_json)
+            except ValueError as error:  # such as bytes that are no UTF-8
+                messages.print(f"note: {error}", style="yellow")

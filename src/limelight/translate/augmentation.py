@@ -5,7 +5,7 @@ of a pair get the same new number or name, so that the only way to be right is t
 
 >>> draw = random.Random(1)
 >>> replace_numbers(Pair("I paid 30 dollars.", "J'ai payé 30 dollars."), draw)
-Pair(source='I paid 5183 dollars.', target="J'ai payé 5183 dollars.")
+Pair(source='I paid 99 dollars.', target="J'ai payé 99 dollars.")
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _FULL = {short: full for full, short in _ELIDED.items()}
 def reserved(text: str) -> bool:
     """Tells whether a number or name is kept out of training: half of all, so that copying can be tested on them.
 
-    >>> reserved("1998"), reserved("Zelda")
-    (True, False)
+    >>> reserved("1998"), reserved("1999")
+    (False, True)
     """
     return zlib.crc32(text.casefold().encode()) % 2 == 0
 
@@ -56,7 +56,7 @@ class Augmenter:
         self.pairs = (
             [pair for pair in pairs if numbers(pair.source) == numbers(pair.target)] if shares.numbers else pairs
         )
-        self.lower = tuple(_lower_words(pair[side] for pair in pairs) for side in (0, 1))
+        self.lower = tuple(lower_words(pair[side] for pair in pairs) for side in (0, 1))
         self.names = Names(pairs, self.lower[0] | self.lower[1])
 
     def epoch(self, seed: str) -> list[Pair]:
@@ -149,7 +149,7 @@ def _without_mark(text: str) -> str:
     return text.rstrip(".!?… \u00a0\u202f") or text
 
 
-def _lower_words(texts: Iterable[str]) -> frozenset[str]:
+def lower_words(texts: Iterable[str]) -> frozenset[str]:
     """Words that occur with a small first letter."""
     return frozenset(word for text in texts for word in _WORD.findall(text) if word[0].islower())
 
@@ -164,7 +164,7 @@ def known_words(pairs: Sequence[Pair]) -> list[str]:
                 count[word] += 1
                 same[word] += word in there
     translated = {word.lower() for word in count if 2 * same[word] < count[word]}
-    return sorted(translated | _lower_words(pair.source for pair in pairs))
+    return sorted(translated | lower_words(pair.source for pair in pairs))
 
 
 # Names
@@ -188,7 +188,7 @@ class Names:
         here = Counter(_WORD.findall(pair.source))
         for word, count in here.items():
             if count == 1 == there[word] and word[0].isupper() and len(word) > 1 and word.lower() not in self.lower:
-                return word
+                return str(word)
         return None
 
     def draw(self, draw: random.Random) -> str:

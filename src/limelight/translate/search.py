@@ -1,14 +1,14 @@
 """Beam search for a translation that contains given phrases, after Post & Vilar (2018).
 
-Hypotheses are sorted by how many phrases they contain, and each of these groups keeps its own best ones: a hypothesis
-that has just begun a phrase, which the model finds unlikely, competes with others that have, and not with those that
-leave it out. One ends only when it contains all phrases. Digits are written as part of a phrase only.
+Hypotheses are sorted by how many tokens of phrases they contain, and each of these groups keeps its own best ones: a
+hypothesis that has begun a phrase, which the model finds unlikely, competes with others that are as far, and not with
+those that leave it out. One ends only when it contains all phrases. Digits are written as part of a phrase only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from tokenizers import Tokenizer
@@ -19,7 +19,7 @@ from limelight.nn import Seq2Seq
 from limelight.translate import vocabulary
 from limelight.translate.copying import Phrase
 
-_IN_GROUP = 3  # hypotheses with the same number of phrases
+_IN_GROUP = 3  # hypotheses with as many tokens of phrases
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,11 @@ class _Hypothesis:
     reached: frozenset[int]
     under_way: tuple[int, int, int] | None = None  # goal, way, tokens of it that were written
     closed: bool = False  # a goal ends here, and no letter or digit may follow directly
+    complete: int = 0  # tokens of the goals that it contains
 
     @property
     def group(self) -> int:
-        return len(self.reached) + (self.under_way is not None)
+        return self.complete + (self.under_way[2] if self.under_way is not None else 0)
 
 
 class PhraseSearch:
@@ -108,13 +109,16 @@ class PhraseSearch:
                 return
         if beam.closed:
             scores = scores.masked_fill(self.continues, -torch.inf)
-        if len(beam.reached) < len(goals):
-            scores = scores.clone()
-            scores[self.end] = -torch.inf
+        end, scores = float(scores[self.end]), scores.clone()
+        scores[self.end] = -torch.inf
+        if len(beam.reached) == len(goals):
+            yield replace(beam, tokens=(*beam.tokens, self.end), score=beam.score + end)
         best = scores.topk(2 * _IN_GROUP)
         for token, score in zip(best.indices.tolist(), best.values.tolist(), strict=True):
             if score > -torch.inf:
-                yield _Hypothesis((*beam.tokens, token), beam.score + score, beam.reached)
+                yield replace(
+                    beam, tokens=(*beam.tokens, token), score=beam.score + score, under_way=None, closed=False
+                )
         if beam.under_way is None:
             for n, goal_ahead in enumerate(goals):
                 for way in range(len(goal_ahead.ways)):
@@ -130,8 +134,9 @@ class PhraseSearch:
         token = tokens[done]
         written, score = (*beam.tokens, token), beam.score + float(allowed[token])
         if done + 1 == len(tokens):
-            return _Hypothesis(written, score, beam.reached | {goal}, closed=True)
-        return _Hypothesis(written, score, beam.reached, (goal, way, done + 1))
+            reached, complete = beam.reached | {goal}, beam.complete + len(tokens)
+            return _Hypothesis(written, score, reached, closed=True, complete=complete)
+        return replace(beam, tokens=written, score=score, under_way=(goal, way, done + 1), closed=False)
 
 
 def _mean(hypothesis: _Hypothesis) -> float:
@@ -155,4 +160,4 @@ def _settled(ended: Sequence[_Hypothesis], going: Sequence[_Hypothesis], longest
     if not ended:
         return False
     best = max(map(_mean, ended))
-    return len(ended) >= 2 * _IN_GROUP or best >= max(h.score for h in going) / longest
+    return best >= max(h.score for h in going) / longest

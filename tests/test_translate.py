@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from limelight import models, translate
 from limelight.cli import main
 from limelight.lens import translating
-from limelight.translate import Pair, Recipe, vocabulary
+from limelight.translate import Pair, Recipe, stand_ins, vocabulary
 from limelight.translate.augmentation import Augmenter, known_words, reserved
 from limelight.translate.copying import Phrase, changes, phrases
 from limelight.translate.data import batches, padded
@@ -460,8 +460,24 @@ def test_a_search_for_phrases(toy: Path) -> None:
     assert not kept.sentences[0].changes
 
 
+def test_names_that_stand_in() -> None:
+    pairs = [Pair(f"Tom saw it {n}.", f"Tom l'a vu {n}.") for n in range(20)]
+    pairs += [Pair(f"I live in Boston {n}.", f"Je vis à Boston {n}.") for n in range(20)]
+    pairs += [Pair(f"I like France {n}.", f"J'aime la France {n}.") for n in range(20)]
+    found = stand_ins.learn(pairs)
+    assert found == stand_ins.StandIns(["Tom"], ["Boston"])
+    text = "Zelda lives in Oz."
+    first, second = found.variants(text, ["Zelda", "Oz"])
+    assert first == {"Zelda": "Tom", "Oz": "Boston"}
+    assert second == {"Zelda": "Boston", "Oz": "Tom"}
+    assert stand_ins.put_in(text, first) == "Tom lives in Boston."
+    assert stand_ins.put_back("Le chien de Tom vit à Boston.", first) == "Le chien de Zelda vit à Oz."
+    assert stand_ins.put_back("Le chien de Tom.", {"Anna": "Tom"}) == "Le chien d'Anna."
+    assert not list(found.variants("Zelda, Jo and Oz", ["Zelda", "Jo", "Oz"]))
+
+
 def test_what_is_lost_is_noted(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PhraseSearch, "__call__", lambda *_, **__: None)
+    monkeypatch.setattr(PhraseSearch, "__call__", lambda *_, **__: None)  # which would find it
     note = "the number 74 is missing: 'the cat 74.'"
     t = translate.load(toy)
     assert note in t("the cat 74.").notes

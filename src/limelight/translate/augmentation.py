@@ -18,12 +18,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from limelight.translate.data import Pair
+from limelight.translate.french import VOWELS, put_name
 from limelight.translate.numerals import numbers
 
 _WORD = re.compile(r"[^\W\d_]+")
-_VOWELS = "aeiouyhâàéèêëîïôöùûüAEIOUYHÂÀÉÈÊËÎÏÔÖÙÛÜ"
-_ELIDED = {"de": "d'", "que": "qu'", "De": "D'", "Que": "Qu'", "lorsque": "lorsqu'", "puisque": "puisqu'"}
-_FULL = {short: full for full, short in _ELIDED.items()}
 
 
 def reserved(text: str) -> bool:
@@ -300,14 +298,7 @@ def replace_name(pair: Pair, old: str, new: str) -> Pair:
     """
     if re.search(rf"\b[lL]['’]{old}\b", pair.target):
         return pair  # a country, with an article
-    source = re.sub(rf"\b{old}\b", new, pair.source)
-    vowel = new[0] in _VOWELS
-    target = pair.target.replace("’", "'")
-    if vowel:
-        target = re.sub(rf"\b({'|'.join(_ELIDED)}) {old}\b", lambda m: _ELIDED[m[1]] + old, target)
-    else:
-        target = re.sub(rf"\b({'|'.join(_FULL)}){old}\b", lambda m: f"{_FULL[m[1]]} {old}", target)
-    return Pair(source, re.sub(rf"\b{old}\b", new, target))
+    return Pair(re.sub(rf"\b{old}\b", new, pair.source), put_name(pair.target, old, new))
 
 
 _PRONOUNS = ((re.compile(r"He(?= |'s )"), re.compile(r"Il ")), (re.compile(r"She(?= |'s )"), re.compile(r"Elle ")))
@@ -455,7 +446,7 @@ def add_phrase(pair: Pair, draw: random.Random, names: Names) -> Pair:
     if kind < 0.22:
         name = names.draw(draw)
         there = (form := draw.choice(_PLACED))[1].format(name)
-        there = there.replace(f"de {name}", f"d'{name}") if name[0] in _VOWELS else there
+        there = there.replace(f"de {name}", f"d'{name}") if name[0] in VOWELS else there
         return Pair(f"{source}{form[0].format(name)}.", f"{target}{there}.")
     if kind < 0.42:
         here, there = _clock(draw)

@@ -18,7 +18,7 @@ _QUOTE = re.compile(r'["«»“”]')
 _IN_WORDS = re.compile(
     r"\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty|thirty|forty|fifty|sixty"
     r"|seventy|eighty|ninety|hundreds?|thousands?|millions?|billions?|dozens?|half|quarter|noon|midnight|o'clock"
-    r"|first|second|third|\w+th)\b",
+    r"|first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth|\w+teenth|\w+tieth)\b",
     re.IGNORECASE,
 )
 

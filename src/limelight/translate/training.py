@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from limelight import models
 from limelight.masks import Padding
 from limelight.nn import Seq2Seq
-from limelight.translate import vocabulary
+from limelight.translate import stand_ins, vocabulary
 from limelight.translate.augmentation import Augmenter, Shares, known_words
 from limelight.translate.copying import WORDS
 from limelight.translate.data import Batch, Pair, batches, divide, padded
@@ -329,6 +329,7 @@ def _begin(folder: Path, training: list[Pair], recipe: Recipe, start: Path | Non
     tokenizer = vocabulary.with_letters(tokenizer)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / WORDS).write_text("\n".join(known_words(training)) + "\n", encoding="utf-8")
+    stand_ins.write(folder, stand_ins.learn(training))
     (folder / _RECIPE).write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
     return tokenizer
 

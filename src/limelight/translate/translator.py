@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
@@ -21,10 +21,21 @@ from limelight.nn import Seq2Seq
 from limelight.nn.recording import recording
 from limelight.record import Record
 from limelight.translate import vocabulary
-from limelight.translate.copying import WORDS, changes, may_write_digits, names, phrases, read_words
+from limelight.translate.copying import (
+    WORDS,
+    Phrase,
+    changes,
+    may_write_digits,
+    names,
+    phrases,
+    read_words,
+    whole_names,
+)
 from limelight.translate.data import padded
 from limelight.translate.search import PhraseSearch
 from limelight.translate.sentences import split
+from limelight.translate.stand_ins import StandIns, put_back, put_in
+from limelight.translate.stand_ins import read as read_stand_ins
 
 _LONGEST = 110  # tokens of a piece: the model has learned from sentences of up to 65 words
 _BATCH = 32
@@ -111,9 +122,19 @@ class Translation:
 class Translator:
     """``t("The cat is sleeping.").text``: a model and its vocabulary."""
 
-    def __init__(self, model: Seq2Seq, tokenizer: Tokenizer, words: frozenset[str] | None = None) -> None:
-        """``words`` are the English words that the model knows: others with a capital are names, which it copies."""
+    def __init__(
+        self,
+        model: Seq2Seq,
+        tokenizer: Tokenizer,
+        words: frozenset[str] | None = None,
+        stand_ins: StandIns | None = None,
+    ) -> None:
+        """``words`` are the English words that the model knows: others with a capital are names, which it copies.
+
+        ``stand_ins`` are names that it knows.
+        """
         self.model, self.tokenizer, self.words = model, tokenizer, words
+        self.stand_ins = StandIns() if stand_ins is None else stand_ins
         self._search = PhraseSearch(model, tokenizer)
         tokenizer.encode_special_tokens = True  # "</s>" in a text is a text
         self._unknown = vocabulary.number(tokenizer, vocabulary.UNKNOWN)
@@ -183,12 +204,8 @@ class Translator:
 
     def _sentences(self, texts: list[str], beams: int) -> list[Sentence]:
         ids = vocabulary.encode(self.tokenizer, texts)
+        targets = [self._kept(*given, beams) for given in zip(texts, ids, self._generated(ids, beams), strict=True)]
         source, lengths = padded(ids, self._padding)
-        longest = 2 * source.shape[1] + 10
-        with torch.no_grad():
-            out = models.generate(self.model, source, mask=Padding(lengths), beams=beams, max_new_tokens=longest)
-        targets = [self._ended(target) for target in out.tolist()]
-        targets = [self._kept(*both) for both in zip(texts, ids, targets, strict=True)]
         target, _ = padded(targets, self._padding)
         with torch.no_grad():
             logits = self.model(source, target[:, :-1], mask=Padding(lengths))
@@ -200,16 +217,53 @@ class Translator:
         end = vocabulary.number(self.tokenizer, vocabulary.END)
         return target[: target.index(end) + 1] if end in target else target
 
-    def _kept(self, text: str, source: list[int], target: list[int]) -> list[int]:
-        """The translation, or a better one where it lost a number or a name and a search for all of them finds one."""
-        lost = changes(text, self.tokenizer.decode(target), self.words)
-        if not any(change.startswith("the n") for change in lost):
+    def _kept(self, text: str, source: list[int], target: list[int], beams: int) -> list[int]:
+        """The translation, or another one where it lost a number or a name and the other one does not."""
+
+        def lost(ids: list[int]) -> int:
+            return len(self._lost(text, ids))
+
+        if not lost(target):
             return target
-        wanted = phrases(text, self.words)
-        other = self._search(source, wanted, longest=2 * len(source) + 20, digits=may_write_digits(text))
-        if other is None or len(changes(text, self.tokenizer.decode(other), self.words)) >= len(lost):
-            return target
-        return other
+        best = target
+        for other in self._others(text, source, beams):
+            best = other if lost(other) < lost(best) else best
+            if not lost(best):
+                break
+        return best
+
+    def _lost(self, text: str, target: list[int]) -> list[str]:
+        """Numbers and names that a translation does not keep."""
+        return [change for change in changes(text, self.tokenizer.decode(target), self.words) if change[:5] == "the n"]
+
+    def _others(self, text: str, source: list[int], beams: int) -> Iterator[list[int]]:
+        """Other translations of a sentence: with names that the model knows by heart, and by a search for phrases."""
+        wholes = whole_names(text, self.words)
+        for chosen in self.stand_ins.variants(text, wholes) if wholes else ():
+            other = put_in(text, chosen)
+            (ids,) = vocabulary.encode(self.tokenizer, [other])
+            yield self._restored(self._generated([ids], beams)[0], chosen)
+            wanted = [*phrases(other, self.words), *(Phrase(name, False) for name in chosen.values())]
+            if found := self._searched(other, ids, wanted):
+                yield self._restored(found, chosen)
+        if found := self._searched(text, source, phrases(text, self.words)):
+            yield found
+
+    def _searched(self, text: str, source: list[int], wanted: list[Phrase]) -> list[int] | None:
+        wanted = list(dict.fromkeys(wanted)) if not any(phrase.is_number for phrase in wanted) else wanted
+        return self._search(source, wanted, longest=2 * len(source) + 20, digits=may_write_digits(text))
+
+    def _restored(self, target: list[int], chosen: dict[str, str]) -> list[int]:
+        """A translation with the real names, as tokens."""
+        text = put_back(self.tokenizer.decode(target), chosen)
+        return [target[0], *vocabulary.encode(self.tokenizer, [text])[0]]
+
+    def _generated(self, ids: list[list[int]], beams: int) -> list[list[int]]:
+        source, lengths = padded(ids, self._padding)
+        longest = 2 * source.shape[1] + 10
+        with torch.no_grad():
+            out = models.generate(self.model, source, mask=Padding(lengths), beams=beams, max_new_tokens=longest)
+        return [self._ended(target) for target in out.tolist()]
 
     def _sentence(self, text: str, source: list[int], target: list[int], scores: list[float]) -> Sentence:
         def pieces(ids: list[int]) -> list[str]:
@@ -288,4 +342,4 @@ def load(folder: str | Path | None = None) -> Translator:
         raise ValueError(f"{home} holds no encoder-decoder, and only those translate")
     words = home / WORDS
     known = read_words(words.read_text(encoding="utf-8").splitlines()) if words.is_file() else None
-    return Translator(model, vocabulary.read(home), known)
+    return Translator(model, vocabulary.read(home), known, read_stand_ins(home))

@@ -1,0 +1,95 @@
+"""Names that the model knows by heart, in place of names that it does not know.
+
+Where the model does not copy a name, the sentence is translated with another name in its place, which stood in so many
+training pairs that it is always copied; then the real one is put back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from limelight.translate.data import Pair
+from limelight.translate.french import put_name
+
+NAMES = "names.json"  # in a model's folder
+
+_CAPITAL = re.compile(r"(?<![^\W\d_])[^\W\d_a-zß-öø-ÿ][^\W\d_]{2,}")
+_WHERE = re.compile(r"(?:\b[Ii]n|\b[Tt]o|\b[Ff]rom|\b[Nn]ear|\b[Vv]isit\w*|\b[Ii]nto|\b[Aa]round) $")
+_ARTICLE = re.compile(r"(?:\b(?:le|la|en|du|au|Le|La|En) |[lL]['’])$")
+_PART = re.compile(r"[A-Z]\w+ $")
+_ENOUGH = 15  # pairs
+_COUNT = 4  # names of each kind
+
+
+@dataclass(frozen=True)
+class StandIns:
+    """Names of people and of places that the model copies, the most frequent first."""
+
+    people: Sequence[str] = ()
+    places: Sequence[str] = ()
+
+    def variants(self, text: str, names: Sequence[str]) -> Iterator[dict[str, str]]:
+        """Different choices of a known name for each name of a text; none where there are not enough."""
+        placed = [name for name in names if _WHERE.search(text[: text.index(name)])]
+        for turned in (False, True):
+            chosen: dict[str, str] = {}
+            for name in names:
+                kinds = (self.places, self.people) if (name in placed) != turned else (self.people, self.places)
+                free = [x for kind in kinds for x in kind if x not in chosen.values() and x not in text]
+                if not free:
+                    return
+                chosen[name] = free[0]
+            yield chosen
+
+
+def put_in(text: str, chosen: dict[str, str]) -> str:
+    """An English text with other names."""
+    for name, other in chosen.items():
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", other, text)
+    return text
+
+
+def put_back(text: str, chosen: dict[str, str]) -> str:
+    """A French text with the names that it ought to have.
+
+    >>> put_back("le chien de Tom", {"Anna": "Tom"})
+    "le chien d'Anna"
+    """
+    for name, other in chosen.items():
+        text = put_name(text, other, name)
+    return text
+
+
+def learn(pairs: Sequence[Pair]) -> StandIns:
+    """The names that stand alike in both sentences of nearly all pairs that have them, without an article in French."""
+    count, same, placed = Counter[str](), Counter[str](), Counter[str]()
+    lower = {word for pair in pairs for word in re.findall(r"\b[a-z]+\b", pair.source)}
+    for source, target in pairs:
+        for found in _CAPITAL.finditer(source):
+            name = found[0]
+            count[name] += 1
+            placed[name] += _WHERE.search(source[: found.start()]) is not None
+            there = re.search(rf"\b{name}\b", target)
+            alone = not _PART.search(source[: found.start()])  # not as in New York
+            same[name] += alone and there is not None and not _ARTICLE.search(target[: there.start()])
+    kept = [
+        name for name, n in count.most_common() if n >= _ENOUGH and same[name] > 0.9 * n and name.lower() not in lower
+    ]
+    places = [name for name in kept if placed[name] > 0.3 * count[name]]
+    return StandIns([name for name in kept if name not in places][:_COUNT], places[:_COUNT])
+
+
+def write(folder: Path, found: StandIns) -> None:
+    """Into the folder of a model."""
+    (folder / NAMES).write_text(json.dumps(asdict(found), ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+def read(folder: Path) -> StandIns:
+    """From the folder of a model; empty where it has none."""
+    file = folder / NAMES
+    return StandIns(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else StandIns()

@@ -461,9 +461,9 @@ def test_a_search_for_phrases(toy: Path) -> None:
 
 
 def test_names_that_stand_in() -> None:
-    pairs = [Pair(f"Tom saw it {n}.", f"Tom l'a vu {n}.") for n in range(20)]
-    pairs += [Pair(f"I live in Boston {n}.", f"Je vis à Boston {n}.") for n in range(20)]
-    pairs += [Pair(f"I like France {n}.", f"J'aime la France {n}.") for n in range(20)]
+    pairs = [Pair(f"Tom saw it {n}.", f"Tom l'a vu {n}.") for n in range(50)]
+    pairs += [Pair(f"I live in Boston {n}.", f"Je vis à Boston {n}.") for n in range(50)]
+    pairs += [Pair(f"I like France {n}.", f"J'aime la France {n}.") for n in range(50)]
     found = stand_ins.learn(pairs)
     assert found == stand_ins.StandIns(["Tom"], ["Boston"])
     text = "Zelda lives in Oz."

@@ -22,7 +22,7 @@ _CAPITAL = re.compile(r"(?<![^\W\d_])[^\W\d_a-zß-öø-ÿ][^\W\d_]{2,}")
 _WHERE = re.compile(r"(?:\b[Ii]n|\b[Tt]o|\b[Ff]rom|\b[Nn]ear|\b[Vv]isit\w*|\b[Ii]nto|\b[Aa]round) $")
 _ARTICLE = re.compile(r"(?:\b(?:le|la|en|du|au|Le|La|En) |[lL]['’])$")
 _PART = re.compile(r"[A-Z]\w+ $")
-_ENOUGH = 15  # pairs
+_ENOUGH = 50  # pairs
 _COUNT = 4  # names of each kind
 
 

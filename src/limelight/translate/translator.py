@@ -183,9 +183,20 @@ class Translator:
             if strange:
                 letters = _shown(" ".join(dict.fromkeys(strange)))
                 notes.append(f"left out, characters that the model does not know: {letters} in {_shown(piece.text)}")
-            # The model has hardly seen a sentence without its mark, so it is lent one.
-            bare = inside[-1:].isalnum()
-            parts.append(Part(before, inside + "." * bare, after + piece.after, bare, loud))
+            # The model has hardly seen a sentence without a capital and a mark, so a part of one is lent them.
+            inside, mark = _without_comma(inside) if piece.after and inside[-1:] in ",;:" else (inside, "")
+            bare = bool(mark) or inside[-1:].isalnum()
+            small = piece.goes_on and inside[:1].islower()
+            parts.append(
+                Part(
+                    before=before,
+                    text=(inside[:1].upper() + inside[1:] if small else inside) + "." * bare,
+                    after=mark + after + piece.after,
+                    bare=bare,
+                    loud=loud,
+                    small=small or (piece.goes_on and inside.startswith(("I ", "I'"))),
+                )
+            )
         return _Plan(parts, notes)
 
     def _strange(self, text: str) -> list[str]:
@@ -299,11 +310,13 @@ class Part:
     after: str
     bare: bool = False  # the full stop at the end of the text is not its own
     loud: bool = False  # it was in capitals
+    small: bool = False  # it goes on after a part of the same sentence
 
     def translated(self, found: dict[str, Sentence]) -> str:
         """With what stands around it."""
         text = found[self.text].text if self.text else ""
         text = text.removesuffix(".") if self.bare else text
+        text = text[:1].lower() + text[1:] if self.small else text
         return self.before + (text.upper() if self.loud else text) + self.after
 
 
@@ -321,6 +334,11 @@ class _Plan:
         lost = [f"{change}: {_shown(s.source)}" for s in sentences for change in s.changes]
         text = "".join(part.translated(found) for part in self.parts)
         return Translation(text, sentences, [*self.notes, *dict.fromkeys([*lost, *doubts])])
+
+
+def _without_comma(text: str) -> tuple[str, str]:
+    """A part of a sentence and the comma, colon or semicolon after it, with the space that French has before these."""
+    return text[:-1].rstrip(), text[-1] if text[-1] == "," else f" {text[-1]}"
 
 
 def _shown(text: str) -> str:

@@ -201,6 +201,11 @@ def translate(
 @click.option("--joined", type=click.FloatRange(0, 1), help="Share of the pairs that are joined to long sentences.")
 @click.option("--longest", type=click.IntRange(1), help="Words of a joined sentence.")
 @click.option("--bfloat16", is_flag=True, default=None, help="Twice as fast where the processor has bfloat16 products.")
+@click.option(
+    *("--blend",),
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Share of the trained parameters in what is kept; the rest are those of --from.",
+)
 @click.option("--held-out", type=click.IntRange(1), help="Sentences to test on, which training never sees.")
 @click.option("--validated", type=click.IntRange(1), help="Others, for BLEU after every epoch.")
 @click.option("--patience", type=click.IntRange(1), help="Epochs without a better BLEU until it ends.")

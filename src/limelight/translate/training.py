@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ class Recipe:
     warm_up: int = 1500
     clip: float = 1.0  # of the gradient's norm
     average: float = 0.999  # of the parameters: what is validated and kept is their moving average
+    blend: float = 1.0  # share of what was trained in what is kept; the rest are the parameters that it started from
     held_out: int = 1500
     validated: int = 300  # sentences that BLEU after every epoch is measured on; none of those that are held out
     patience: int = 5  # epochs without a better BLEU, after which training ends
@@ -72,7 +74,7 @@ class Recipe:
         for name in ("dropout", "label_smoothing", "average"):
             if getattr(self, name) >= 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be below 1")
-        for name in ("falling", *_SHARES):
+        for name in ("falling", "blend", *_SHARES):
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at most 1")
         if self.width % self.heads:
@@ -131,6 +133,7 @@ class _State:
     model: Seq2Seq
     average: dict[str, Tensor]
     optimizer: torch.optim.Optimizer
+    begun: dict[str, Tensor]  # the parameters at first
     step: int = 0
     epoch: int = 0
     done: int = 0
@@ -172,7 +175,7 @@ def train(
             if time.monotonic() - saved > save_every:
                 _save(folder, state)
                 saved = time.monotonic()
-        with _averaged(state):
+        with _averaged(state, recipe.blend):
             score = bleu(state.model, tokenizer, references)
             if score > max(state.scores, default=-1.0):
                 models.save(copy.deepcopy(state.model).half(), folder)
@@ -281,24 +284,19 @@ def _translated(model: Seq2Seq, tokenizer: Tokenizer, texts: list[str], beams: i
     return [found[n] for n in range(len(ids))]
 
 
-class _averaged:
-    """The model with the average of its parameters, for a while."""
-
-    def __init__(self, state: _State) -> None:
-        self.state = state
-
-    def __enter__(self) -> None:
-        self._swap()
-
-    def __exit__(self, *_: object) -> None:
-        self._swap()
-
-    def _swap(self) -> None:
-        with torch.no_grad():
-            for name, x in _parameters(self.state.model).items():
-                other = self.state.average[name].clone()
-                self.state.average[name].copy_(x)
-                x.copy_(other)
+@contextmanager
+def _averaged(state: _State, blend: float) -> Iterator[None]:
+    """The model with the parameters that are kept: their average, mixed with those that training began with."""
+    named = _parameters(state.model)
+    trained = {name: x.clone() for name, x in named.items()}
+    with torch.no_grad():
+        for name, x in named.items():
+            x.copy_(torch.lerp(state.begun[name], state.average[name], blend))
+    try:
+        yield
+    finally:
+        for name, x in named.items():
+            x.copy_(trained[name])
 
 
 def _parameters(model: nn.Module) -> dict[str, Tensor]:
@@ -342,7 +340,8 @@ def _restored(folder: Path, recipe: Recipe, tokenizer: Tokenizer, start: Path | 
         begin_with(model, models.load(start, dtype=torch.float32))
     named = dict(model.named_parameters())
     optimizer = torch.optim.Adam(named.values(), lr=recipe.rate, betas=(0.9, 0.98), eps=1e-9, fused=True)
-    state = _State(model, {name: x.clone() for name, x in _parameters(model).items()}, optimizer)
+    average, begun = ({name: x.clone() for name, x in _parameters(model).items()} for _ in range(2))
+    state = _State(model, average, optimizer, begun)
     if not (folder / _STATE).is_file():
         return state
     tensors = load_file(folder / _STATE)

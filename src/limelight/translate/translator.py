@@ -44,6 +44,7 @@ _BATCH = 32
 _UNSURE, _PIECES = 0.48, 2.5
 _FEW = 0.5  # tokens for each of the source's, below which something must be missing
 _LOUD = 4  # letters, from which on capitals are no name
+_SHORT = 3  # words of a text that may be a greeting
 _SHOWN = 60  # characters of a text in a note
 # The model knows straight quotation marks only.
 _QUOTES = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "‚": "'"})
@@ -85,7 +86,12 @@ class Sentence:
     def doubtful(self) -> bool:
         """Whether the model finds its words unlikely, as it does with what is no plain English, or left any out."""
         short = len(self.tokens) < _FEW * len(self.source_tokens)
-        return short or self._strange or math.exp(sum(self.scores) / len(self.scores)) < _UNSURE
+        return short or self._strange or self.likelihood < _UNSURE
+
+    @property
+    def likelihood(self) -> float:
+        """Of a token: the geometric mean of their probabilities."""
+        return math.exp(sum(self.scores) / len(self.scores))
 
 
 @dataclass(frozen=True)
@@ -155,7 +161,7 @@ class Translator:
         if beams < 1:
             raise ValueError(f"translate: beams = {beams} must be at least 1")
         plans = [self._plan(text) for text in texts]
-        wanted = sorted({part.text for plan in plans for part in plan.parts if part.text}, key=len)
+        wanted = sorted({text for plan in plans for part in plan.parts for text in part.texts}, key=len)
         found: dict[str, Sentence] = {}
         batches = [wanted[n : n + _BATCH] for n in range(0, len(wanted), _BATCH)]
         for batch in batches:
@@ -211,6 +217,8 @@ class Translator:
             begin += 1
         while end > begin and (text[end - 1].isspace() or self._strange(text[end - 1])) and not text[end - 1].isalpha():
             end -= 1
+        if text[begin:end].count('"') == 2 and text[begin] == text[end - 1] == '"' and end - begin > 2:
+            begin, end = begin + 1, end - 1
         return text[:begin], text[begin:end], text[end:]
 
     def _sentences(self, texts: list[str], beams: int) -> list[Sentence]:
@@ -312,10 +320,21 @@ class Part:
     loud: bool = False  # it was in capitals
     small: bool = False  # it goes on after a part of the same sentence
 
+    @property
+    def texts(self) -> list[str]:
+        """The sentence as it may be translated: a greeting without its mark may want an exclamation mark."""
+        if self.bare and len(self.text.split()) <= _SHORT:
+            return [self.text, f"{self.text[:-1]}!"]
+        return [self.text] if self.text else []
+
+    def chosen(self, found: dict[str, Sentence]) -> Sentence:
+        """The translation that the model finds likelier."""
+        return max((found[text] for text in self.texts), key=lambda one: one.likelihood)
+
     def translated(self, found: dict[str, Sentence]) -> str:
         """With what stands around it."""
-        text = found[self.text].text if self.text else ""
-        text = text.removesuffix(".") if self.bare else text
+        text = self.chosen(found).text if self.text else ""
+        text = text.rstrip(".!\u00a0\u202f ") if self.bare else text
         text = text[:1].lower() + text[1:] if self.small else text
         return self.before + (text.upper() if self.loud else text) + self.after
 
@@ -329,7 +348,7 @@ class _Plan:
 
     def joined(self, found: dict[str, Sentence]) -> Translation:
         """What was done."""
-        sentences = [found[part.text] for part in self.parts if part.text]
+        sentences = [part.chosen(found) for part in self.parts if part.text]
         doubts = [f"doubtful, is it everyday English? {_shown(s.source)}" for s in sentences if s.doubtful]
         lost = [f"{change}: {_shown(s.source)}" for s in sentences for change in s.changes]
         text = "".join(part.translated(found) for part in self.parts)

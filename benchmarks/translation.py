@@ -206,7 +206,8 @@ def report_long(translator: Translator, references: dict[str, list[str]], lower:
         for n in range(most)
     ]
     whole = translator.translate_all([joined(group, 0) for group in groups])
-    apart = {s: translator(s).text for s in {s for group in groups for s in group}}
+    short = sorted({s for group in groups for s in group})
+    apart = {s: one.text for s, one in zip(short, translator.translate_all(short), strict=True)}
     scores = [
         sacrebleu.corpus_bleu(texts, columns).score
         for texts in ([one.text for one in whole], [joined([apart[s] for s in group], 1) for group in groups])

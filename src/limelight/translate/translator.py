@@ -39,9 +39,9 @@ from limelight.translate.stand_ins import read as read_stand_ins
 
 _LONGEST = 110  # tokens of a piece: the model has learned from sentences of up to 65 words
 _BATCH = 32
-# What makes a translation doubtful: an unlikely token on average, or a source in more pieces than English words have.
-# Of English sentences that were held out, one in twenty-five is; of other languages, nearly all.
-_UNSURE, _PIECES = 0.48, 2.5
+# What makes a translation doubtful: unlikely tokens, unknown words, or, where the known ones are not listed, words in
+# more pieces than English words have.
+_UNSURE, _UNKNOWN, _PIECES = 0.48, 0.34, 2.5
 _FEW = 0.5  # tokens for each of the source's, below which something must be missing
 _LOUD = 4  # letters, from which on capitals are no name
 _SHORT = 3  # words of a text that may be a greeting
@@ -66,7 +66,7 @@ class Sentence:
     tokens: list[str]
     scores: list[float]
     changes: list[str]
-    _strange: bool  # in more pieces than English words have
+    _foreign: bool  # made of words that the model does not know
     _model: Seq2Seq = field(repr=False, compare=False)
     _ids: tuple[Tensor, Tensor] = field(repr=False, compare=False)
 
@@ -86,7 +86,7 @@ class Sentence:
     def doubtful(self) -> bool:
         """Whether the model finds its words unlikely, as it does with what is no plain English, or left any out."""
         short = len(self.tokens) < _FEW * len(self.source_tokens)
-        return short or self._strange or self.likelihood < _UNSURE
+        return short or self._foreign or self.likelihood < _UNSURE
 
     @property
     def likelihood(self) -> float:
@@ -222,6 +222,27 @@ class Translator:
         return text[:begin], text[begin:end], text[end:]
 
     def _sentences(self, texts: list[str], beams: int) -> list[Sentence]:
+        """The translation of each sentence; a doubtful one is tried once more with a small first letter.
+
+        Many words have hardly been seen at the beginning of a sentence, where they are made of other pieces.
+        """
+        found = self._read(texts, beams)
+        again = [
+            n for n, one in enumerate(found) if one.doubtful and not one._foreign and self._may_be_small(one.source)
+        ]
+        if again:
+            small = self._read([texts[n][0].lower() + texts[n][1:] for n in again], beams)
+            for n, other in zip(again, small, strict=True):
+                if other.likelihood > found[n].likelihood and len(other.changes) <= len(found[n].changes):
+                    found[n] = replace(other, text=other.text[:1].upper() + other.text[1:])
+        return found
+
+    def _may_be_small(self, text: str) -> bool:
+        """Tells whether the first word is a known one with a capital that it has from its place only."""
+        first = re.match(r"[^\W\d_]+", text)
+        return first is not None and first[0] != "I" and self.words is not None and first[0].lower() in self.words
+
+    def _read(self, texts: list[str], beams: int) -> list[Sentence]:
         ids = vocabulary.encode(self.tokenizer, texts)
         targets = [self._kept(*given, beams) for given in zip(texts, ids, self._generated(ids, beams), strict=True)]
         source, lengths = padded(ids, self._padding)
@@ -296,15 +317,18 @@ class Translator:
             tokens=written,
             scores=scores[: len(written)],
             changes=changes(text, translated, self.words),
-            _strange=self._in_pieces(text),
+            _foreign=self._is_foreign(text),
             _model=self.model,
             _ids=(torch.tensor([source]), torch.tensor([target])),
         )
 
-    def _in_pieces(self, text: str) -> bool:
-        """Tells whether the words that are neither names nor numbers have more pieces than English words have."""
+    def _is_foreign(self, text: str) -> bool:
+        """Tells whether many words that are no names are unknown, or have more pieces than English words have."""
         copied = set(names(text, self.words))
-        plain = [word for word in re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?", text) if word not in copied]
+        plain = [word for word in re.findall(r"[^\W\d_]+", text) if word not in copied]
+        if self.words is not None:
+            unknown = sum(word.lower() not in self.words for word in plain)
+            return unknown > _UNKNOWN * len(plain) or not plain
         count = sum(len(self.tokenizer.encode(word, add_special_tokens=False).ids) for word in plain)
         return count > _PIECES * len(plain)
 

@@ -190,6 +190,7 @@ def translate(
 @click.option("--decoder-layers", type=click.IntRange(1))
 @click.option("--hidden", type=click.IntRange(1), help="Width of the feed-forward layers.")
 @click.option("--dropout", type=click.FloatRange(0, 1, max_open=True))
+@click.option("--part", type=click.FloatRange(0, 1, min_open=True), help="Share of the pairs that an epoch has.")
 @click.option("--tokens", type=click.IntRange(1), help="Of the targets of a batch.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="The learning rate at its highest.")
 @click.option("--warm-up", type=click.IntRange(0), help="Updates until then.")

@@ -57,13 +57,17 @@ class Augmenter:
         self.lower = tuple(lower_words(pair[side] for pair in pairs) for side in (0, 1))
         self.names = Names(pairs, self.lower[0] | self.lower[1])
 
-    def epoch(self, seed: str) -> list[Pair]:
-        """Every pair once, changed or not, joined or not, and those with numbers and names a few times more."""
+    def epoch(self, seed: str, part: float = 1.0) -> list[Pair]:
+        """Every pair once, changed or not, joined or not, and those with numbers and names a few times more.
+
+        ``part`` is the share of the pairs to draw.
+        """
         draw = random.Random(seed)
         shares = self.shares
+        pairs = self.pairs if part == 1 else draw.sample(self.pairs, max(1, round(part * len(self.pairs))))
         found: list[Pair] = []
         joining: list[Pair] = []
-        for pair in self.pairs:
+        for pair in pairs:
             for copy in self._copies(pair, draw):
                 (joining if draw.random() < shares.joined else found).append(copy)
         draw.shuffle(joining)

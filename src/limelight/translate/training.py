@@ -45,6 +45,7 @@ class Recipe:
     dropout: float = 0.1
     label_smoothing: float = 0.1
     epochs: int = 20
+    part: float = 1.0  # share of the pairs that an epoch has
     tokens: int = 2500  # of the targets of a batch
     rate: float = 1e-3  # at its highest, after the warm-up; it falls to 0 as a cosine
     warm_up: int = 1500
@@ -74,7 +75,7 @@ class Recipe:
         for name in ("dropout", "label_smoothing", "average"):
             if getattr(self, name) >= 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be below 1")
-        for name in ("falling", "blend", *_SHARES):
+        for name in ("part", "falling", "blend", *_SHARES):
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at most 1")
         if self.width % self.heads:
@@ -204,7 +205,7 @@ def _rest_of_epoch(
     augmenter: Augmenter, state: _State, recipe: Recipe, tokenizer: Tokenizer
 ) -> Iterator[tuple[int, Batch]]:
     seed = f"{recipe.seed} {state.epoch}"
-    pairs = augmenter.epoch(seed)
+    pairs = augmenter.epoch(seed, recipe.part)
     sources = vocabulary.encode(tokenizer, [pair.source for pair in pairs])
     targets = vocabulary.encode(tokenizer, [pair.target for pair in pairs])
     ids = list(zip(sources, targets, strict=True))

@@ -212,7 +212,8 @@ def translate(
 @click.option("--patience", type=click.IntRange(1), help="Epochs without a better BLEU until it ends.")
 @click.option("--seed", type=click.IntRange(0))
 @click.option("--threads", type=click.IntRange(1), help="As many as there are cores unless given.")
-def train(pairs: str, out: str, start: str | None, threads: int | None, **choices: Any) -> None:
+@click.option("--finish", is_flag=True, help="Train no further; leave the model of an interrupted training as it is.")
+def train(pairs: str, out: str, start: str | None, threads: int | None, finish: bool, **choices: Any) -> None:
     """Train a translator on PAIRS: a line for each, a sentence, a tab and its translation.
 
     It can be stopped at any moment: the same command goes on where it was.
@@ -221,7 +222,7 @@ def train(pairs: str, out: str, start: str | None, threads: int | None, **choice
 
     given = {name: value for name, value in choices.items() if value is not None}
     with _failing():
-        train_with_progress(pairs, out, given, threads, start)
+        train_with_progress(pairs, out, given, threads, start, finish)
 
 
 @main.command()

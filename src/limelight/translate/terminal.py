@@ -15,7 +15,12 @@ from limelight.translate.training import Progress, Recipe, split_for_training, t
 
 
 def train_with_progress(
-    pairs: str, folder: str, choices: dict[str, Any], threads: int | None, start: str | None = None
+    pairs: str,
+    folder: str,
+    choices: dict[str, Any],
+    threads: int | None,
+    start: str | None = None,
+    finish: bool = False,
 ) -> None:
     """``train`` with a bar: the loss, tokens a second and the time that is left, on the standard error."""
     recipe = Recipe(**choices)
@@ -51,5 +56,5 @@ def train_with_progress(
         def scored(epoch: int, bleu: float) -> None:
             console.print(f"epoch {epoch}: BLEU {bleu:.2f}")
 
-        best = train(given, folder, recipe, start=start, watch=watch, scored=scored)
+        best = train(given, folder, recipe, start=start, finish=finish, watch=watch, scored=scored)
     print(f"{folder}: BLEU {best:.2f} on sentences that it was not trained on")

@@ -147,6 +147,7 @@ def train(
     recipe: Recipe,
     *,
     start: str | Path | None = None,
+    finish: bool = False,
     watch: Callable[[Progress], None] = lambda _: None,
     scored: Callable[[int, float], None] = lambda *_: None,
     save_every: float = 300.0,
@@ -158,7 +159,8 @@ def train(
 
     Where ``folder`` holds a training with the same recipe that was interrupted, it goes on to the same result as if it
     had not been. ``start`` is the folder of a model with the same width to begin with; decoder layers that it does not
-    have are added. ``watch`` is called after every update, ``scored`` after every epoch; every ``save_every`` seconds
+    have are added. ``finish`` trains no further: it leaves the model of a training that was interrupted in an epoch as
+    it is, even where an earlier epoch had a better BLEU. ``watch`` is called after every update, ``scored`` after every epoch; every ``save_every`` seconds
     all is saved.
     """
     folder = Path(folder)
@@ -168,6 +170,10 @@ def train(
     augmenter = Augmenter(training, recipe.shares)
     state = _restored(folder, recipe, tokenizer, None if start is None else Path(start))
     saved, seen = time.monotonic(), 0
+    if finish:
+        with _averaged(state, recipe.blend):
+            models.save(copy.deepcopy(state.model).half(), folder)
+            return bleu(state.model, tokenizer, references)
     while state.epoch < recipe.epochs and not _ended(state.scores, recipe.patience):
         for count, batch in _rest_of_epoch(augmenter, state, recipe, tokenizer):
             loss = _update(state, batch, recipe, (state.epoch + state.done / count) / recipe.epochs)

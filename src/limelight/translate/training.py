@@ -160,8 +160,8 @@ def train(
     Where ``folder`` holds a training with the same recipe that was interrupted, it goes on to the same result as if it
     had not been. ``start`` is the folder of a model with the same width to begin with; decoder layers that it does not
     have are added. ``finish`` trains no further: it leaves the model of a training that was interrupted in an epoch as
-    it is, even where an earlier epoch had a better BLEU. ``watch`` is called after every update, ``scored`` after every epoch; every ``save_every`` seconds
-    all is saved.
+    it is, even where an earlier epoch had a better BLEU. ``watch`` is called after every update, ``scored`` after every
+    epoch; every ``save_every`` seconds all is saved.
     """
     folder = Path(folder)
     _needs_sacrebleu()

@@ -8,6 +8,7 @@ pip install '.[train]' && python benchmarks/translation.py PAIRS.tsv [MODEL]
 
 from __future__ import annotations
 
+import argparse
 import random
 import re
 import subprocess
@@ -34,8 +35,6 @@ print(time.perf_counter() - begin)
 """
 SHORT = "The cat is sleeping."
 FIRST = ("Hello", "Thank you", "Machine learning is fun")  # what people type first
-COUNT = 500
-LONG = 200
 
 # People and places of many countries. Half of them are reserved, and those that occur in the pairs are left out.
 NAMES = """
@@ -89,14 +88,14 @@ def new_number(draw: random.Random, seen: set[str], make: Callable[[], str]) -> 
     return number
 
 
-def number_cases(sentences: Sequence[str], training: Sequence[Pair], lower: frozenset[str]) -> list[Case]:
+def number_cases(sentences: Sequence[str], training: Sequence[Pair], lower: frozenset[str], count: int) -> list[Case]:
     """Held-out sentences with a number put in."""
     draw = random.Random("numbers")
     seen = set(re.findall(r"\d+(?:[.,:]\d+)*", "\n".join(pair.source for pair in training)))
     new = partial(new_number, draw, seen)
     plain = [s for s in sentences if s.endswith(".") and not re.search(r"\d|\.\.", s) and 3 <= len(s.split()) <= 10]
     cases = []
-    for n in range(COUNT):
+    for n in range(count):
         sentence, frame = plain[n % len(plain)].rstrip("."), FRAMES[n % len(FRAMES)]
         values = {
             "year": new(lambda: str(draw.randint(1100, 2099))),
@@ -118,7 +117,9 @@ def number_cases(sentences: Sequence[str], training: Sequence[Pair], lower: froz
     return cases
 
 
-def name_cases(references: dict[str, list[str]], training: Sequence[Pair], lower: frozenset[str]) -> list[Case]:
+def name_cases(
+    references: dict[str, list[str]], training: Sequence[Pair], lower: frozenset[str], count: int
+) -> list[Case]:
     """Held-out sentences in which the name that both languages have, or he or she, is another name."""
     draw = random.Random("names")
     seen = {word for pair in training for text in pair for word in re.findall(r"\w+", text)}
@@ -134,7 +135,7 @@ def name_cases(references: dict[str, list[str]], training: Sequence[Pair], lower
             if re.match(r"(?:He|She) ", source):
                 places.append((source, source.split()[0]))
     cases = []
-    for n in range(COUNT):
+    for n in range(count):
         source, word = places[n % len(places)]
         name = draw.choice(new) if draw.random() < 0.8 else f"{draw.choice(new)} {draw.choice(new)}"
         cases.append(Case(re.sub(rf"\b{word}\b", name, source, count=1), [name]))
@@ -153,8 +154,8 @@ def number_pattern(number: str) -> str:
 def has_numbers(case: Case, text: str) -> bool:
     """Tells whether a translation has every number once, and no other."""
     for number in sorted(case.wanted, key=len, reverse=True):
-        text, count = re.subn(number_pattern(number), "", text, count=1)
-        if not count:
+        text, found = re.subn(number_pattern(number), "", text, count=1)
+        if not found:
             return False
     return not re.search(r"\d", text)
 
@@ -184,12 +185,14 @@ def report_copies(translator: Translator, what: str, cases: list[Case], right: C
         print(f"  {case.source} → {one.text}")
 
 
-def report_long(translator: Translator, references: dict[str, list[str]], lower: Sequence[frozenset[str]]) -> None:
+def report_long(
+    translator: Translator, references: dict[str, list[str]], lower: Sequence[frozenset[str]], count: int
+) -> None:
     """BLEU of sentences that are joined by "and" before and after their translation."""
     draw = random.Random("long")
     plain = [source for source in references if source.endswith(".") and '"' not in source]
     groups = []
-    while len(groups) < LONG:
+    while len(groups) < count:
         wanted, group = draw.randint(25, 52), []
         while sum(len(s.split()) + 1 for s in group) < wanted:
             group.append(draw.choice(plain))
@@ -213,11 +216,11 @@ def report_long(translator: Translator, references: dict[str, list[str]], lower:
         for texts in ([one.text for one in whole], [joined([apart[s] for s in group], 1) for group in groups])
     ]
     pieces = sum(len(one.sentences) for one in whole) / len(whole)
-    print(f"{LONG} sentences of 25 to 60 words, joined by and: BLEU {scores[0]:.1f}; translated apart", end=" ")
+    print(f"{count} sentences of 25 to 60 words, joined by and: BLEU {scores[0]:.1f}; translated apart", end=" ")
     print(f"and then joined: {scores[1]:.1f}; each is translated in {pieces:.2f} pieces")
 
 
-def main(file: str, folder: str | None = None) -> None:
+def main(file: str, folder: str | None, count: int, long: int) -> None:
     recipe = translate.Recipe()
     training, references = translate.divide(translate.read_pairs(file), recipe.held_out, recipe.seed)
     lower = [lower_words(pair[side] for pair in training) for side in (0, 1)]
@@ -227,9 +230,9 @@ def main(file: str, folder: str | None = None) -> None:
         begin = time.perf_counter()
         score = translate.bleu(translator.model, translator.tokenizer, references, beams=beams)
         print(f"  {beams} beam{'s' * (beams > 1)}: {score:.1f}, in {time.perf_counter() - begin:.0f} s")
-    report_copies(translator, "numbers", number_cases(list(references), training, lower[0]), has_numbers)
-    report_copies(translator, "names", name_cases(references, training, lower[0] | lower[1]), has_name)
-    report_long(translator, references, lower)
+    report_copies(translator, "numbers", number_cases(list(references), training, lower[0], count), has_numbers)
+    report_copies(translator, "names", name_cases(references, training, lower[0] | lower[1], count), has_name)
+    report_long(translator, references, lower, long)
     doubts = sum(one.doubtful for found in translator.translate_all(list(references)) for one in found.sentences)
     print(f"doubtful: {doubts} of the {len(references)} held-out sentences; of {', '.join(map(repr, FIRST))}:", end=" ")
     print(", ".join("yes" if translator(text).sentences[0].doubtful else "no" for text in FIRST))
@@ -242,6 +245,10 @@ def main(file: str, folder: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
-        sys.exit("give the file of pairs: python benchmarks/translation.py PAIRS.tsv [MODEL]")
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pairs")
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--count", type=int, default=500, help="sentences with numbers, and with names")
+    parser.add_argument("--long", type=int, default=200, help="long sentences")
+    given = parser.parse_args()
+    main(given.pairs, given.model, given.count, given.long)

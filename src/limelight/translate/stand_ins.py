@@ -1,7 +1,7 @@
-"""Names that the model knows by heart, in place of names that it does not know.
+"""Names and numbers that the model knows by heart, in place of those that it does not know.
 
-Where the model does not copy a name, the sentence is translated with another name in its place, which stood in so many
-training pairs that it is always copied; then the real one is put back.
+Where the model does not copy a name or a number, the sentence is translated with another one in its place, which stood
+in so many training pairs that it is always right; then the real one is put back.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from limelight.translate.data import Pair
 from limelight.translate.french import put_name
+from limelight.translate.numerals import NUMBER, in_french
 
 NAMES = "names.json"  # in a model's folder
 
@@ -62,6 +63,46 @@ def put_back(text: str, chosen: dict[str, str]) -> str:
     """
     for name, other in chosen.items():
         text = put_name(text, other, name)
+    return text
+
+
+# Numbers that every model of these languages has seen often. A year stands for a year.
+_IN_WORDS = (("thirty", "trente"), ("fifty", "cinquante"), ("forty", "quarante"), ("sixty", "soixante"))
+_YEARS = ("2013", "2003", "2012")
+_FREE = re.compile(rf"(?<![\w$€£.,:/-])([$€£]?)({NUMBER.pattern})(?![\w%:/-]|[.,]\d)")
+_CURRENCIES = {"$": " dollars", "€": " euros", "£": " pounds", "": ""}
+
+
+def numbers_put_in(text: str) -> tuple[str, dict[str, str]] | None:
+    """An English text with numbers that the model knows, and what stands for what in French; None where it cannot be.
+
+    >>> numbers_put_in("I paid $45 in 1998.")
+    ('I paid thirty dollars in 2013.', {'trente': '45', '2013': '1998'})
+    """
+    words, years = iter(_IN_WORDS), iter(_YEARS)
+    back: dict[str, str] = {}
+
+    def other(found: re.Match[str]) -> str:
+        sign, number = found[1], found[2]
+        if not sign and re.fullmatch(r"1\d{3}|20\d\d", number):
+            english = french = next(years, "")
+        else:
+            english, french = next(words, ("", ""))
+        back[french] = in_french(number)
+        return english + _CURRENCIES[sign]
+
+    changed = _FREE.sub(other, text)
+    left = re.findall(r"\d+", changed)
+    if not back or "" in back or any(number not in back for number in left) or any(x in text for x in back):
+        return None
+    return changed, back
+
+
+def numbers_put_back(text: str, back: dict[str, str]) -> str:
+    """A French text with the numbers that it ought to have; a number that it does not have once is left."""
+    for known, number in back.items():
+        if len(re.findall(rf"(?<![\w-]){known}(?![\w-])", text)) == 1:
+            text = re.sub(rf"(?<![\w-]){known}(?![\w-])", number, text)
     return text
 
 

@@ -34,10 +34,10 @@ from limelight.translate.copying import (
 from limelight.translate.data import padded
 from limelight.translate.search import PhraseSearch
 from limelight.translate.sentences import split
-from limelight.translate.stand_ins import StandIns, put_back, put_in
+from limelight.translate.stand_ins import StandIns, numbers_put_back, numbers_put_in, put_back, put_in
 from limelight.translate.stand_ins import read as read_stand_ins
 
-_LONGEST = 110  # tokens of a piece: the model has learned from sentences of up to 65 words
+_LONGEST = 24  # tokens of a piece: the model that is shipped has learned from short sentences
 _BATCH = 32
 # What makes a translation doubtful: unlikely tokens, unknown words, or, where the known ones are not listed, words in
 # more pieces than English words have.
@@ -279,23 +279,27 @@ class Translator:
     def _others(self, text: str, source: list[int], beams: int) -> Iterator[list[int]]:
         """Other translations of a sentence: with names that the model knows by heart, and by a search for phrases."""
         wholes = whole_names(text, self.words)
-        for chosen in self.stand_ins.variants(text, wholes) if wholes else ():
-            other = put_in(text, chosen)
-            (ids,) = vocabulary.encode(self.tokenizer, [other])
-            yield self._restored(self._generated([ids], beams)[0], chosen)
-            wanted = [*phrases(other, self.words), *(Phrase(name, False) for name in chosen.values())]
-            if found := self._searched(other, ids, wanted):
-                yield self._restored(found, chosen)
+        variants = list(self.stand_ins.variants(text, wholes)) if wholes else [{}]
+        for chosen in variants:
+            named = put_in(text, chosen)
+            if numbered := numbers_put_in(named):
+                (ids,) = vocabulary.encode(self.tokenizer, [numbered[0]])
+                yield self._restored(self._generated([ids], beams)[0], chosen, numbered[1])
+            if not chosen:
+                continue
+            (ids,) = vocabulary.encode(self.tokenizer, [named])
+            yield self._restored(self._generated([ids], beams)[0], chosen, {})
+            if found := self._searched(named, ids, [*phrases(named, self.words), *_as_phrases(chosen)]):
+                yield self._restored(found, chosen, {})
         if found := self._searched(text, source, phrases(text, self.words)):
             yield found
 
     def _searched(self, text: str, source: list[int], wanted: list[Phrase]) -> list[int] | None:
-        wanted = list(dict.fromkeys(wanted)) if not any(phrase.is_number for phrase in wanted) else wanted
-        return self._search(source, wanted, longest=2 * len(source) + 20, digits=may_write_digits(text))
+        return self._search(source, wanted, longest=round(1.5 * len(source)) + 8, digits=may_write_digits(text))
 
-    def _restored(self, target: list[int], chosen: dict[str, str]) -> list[int]:
-        """A translation with the real names, as tokens."""
-        text = put_back(self.tokenizer.decode(target), chosen)
+    def _restored(self, target: list[int], chosen: dict[str, str], numbers: dict[str, str]) -> list[int]:
+        """A translation with the real names and numbers, as tokens."""
+        text = put_back(numbers_put_back(self.tokenizer.decode(target), numbers), chosen)
         return [target[0], *vocabulary.encode(self.tokenizer, [text])[0]]
 
     def _generated(self, ids: list[list[int]], beams: int) -> list[list[int]]:
@@ -377,6 +381,10 @@ class _Plan:
         lost = [f"{change}: {_shown(s.source)}" for s in sentences for change in s.changes]
         text = "".join(part.translated(found) for part in self.parts)
         return Translation(text, sentences, [*self.notes, *dict.fromkeys([*lost, *doubts])])
+
+
+def _as_phrases(chosen: dict[str, str]) -> list[Phrase]:
+    return [Phrase(name, is_number=False) for name in chosen.values()]
 
 
 def _without_comma(text: str) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from limelight.translate.data import Pair
-from limelight.translate.french import VOWELS, put_name
+from limelight.translate.french import MONTHS, VOWELS, clock, put_name
 from limelight.translate.numerals import numbers
 
 _WORD = re.compile(r"[^\W\d_]+")
@@ -333,11 +333,6 @@ _IN_WORDS = {
     **{"nine": "neuf", "ten": "dix", "eleven": "onze", "twelve": "douze", "fifteen": "quinze", "twenty": "vingt"},
     **{"thirty": "trente", "forty": "quarante", "fifty": "cinquante", "sixty": "soixante"},
 }
-_MONTHS = {
-    **{"January": "janvier", "February": "février", "March": "mars", "April": "avril", "May": "mai", "June": "juin"},
-    **{"July": "juillet", "August": "août", "September": "septembre", "October": "octobre", "November": "novembre"},
-    **{"December": "décembre"},
-}
 
 
 def _unreserved(draw: random.Random, low: int, high: int) -> int:
@@ -404,22 +399,20 @@ def _clock(draw: random.Random) -> tuple[str, str]:
         if not reserved(text):
             break
     minutes = text.split(":")[1]
-    day = {"": "", " a.m.": " du matin", " in the morning": " du matin"}.get(half)
-    if day is None:
-        day = " du soir" if 6 <= hour < 12 else " de l'après-midi"
-    return text + half, f"{hour} h {minutes}{day}"
+    short = {" in the morning": "a.m."}.get(half, half.strip())
+    return text + half, clock(str(hour), minutes, short)
 
 
 def _date(draw: random.Random) -> tuple[str, str]:
-    month = draw.choice(list(_MONTHS))
+    month = draw.choice(list(MONTHS))
     day, year = _unreserved(draw, 2, 31), _unreserved(draw, 1000, 2099)
-    french = f"{day} {_MONTHS[month]} {year}"
+    french = f"{day} {MONTHS[month]} {year}"
     kind = draw.random()
     if kind < 0.5:
         return f"{month} {day}, {year}", french
     if kind < 0.7:
         return f"{day} {month} {year}", french
-    return f"{month} {day}", f"{day} {_MONTHS[month]}"
+    return f"{month} {day}", f"{day} {MONTHS[month]}"
 
 
 def _price(draw: random.Random) -> tuple[str, str]:

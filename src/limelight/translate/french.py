@@ -1,12 +1,31 @@
-"""Names in French sentences, with the elision before a vowel."""
+"""Names, dates and times of day in French."""
 
 from __future__ import annotations
 
 import re
 
+MONTHS = {
+    **{"January": "janvier", "February": "février", "March": "mars", "April": "avril", "May": "mai", "June": "juin"},
+    **{"July": "juillet", "August": "août", "September": "septembre", "October": "octobre", "November": "novembre"},
+    **{"December": "décembre"},
+}
 VOWELS = "aeiouyhâàéèêëîïôöùûüAEIOUYHÂÀÉÈÊËÎÏÔÖÙÛÜ"
 _ELIDED = {"de": "d'", "que": "qu'", "De": "D'", "Que": "Qu'", "lorsque": "lorsqu'", "puisque": "puisqu'"}
 _FULL = {short: full for full, short in _ELIDED.items()}
+
+
+def clock(hour: str, minutes: str, half: str) -> str:
+    """A time of day; ``half`` is "a.m.", "p.m." or empty.
+
+    >>> clock("3", "45", "p.m.")
+    "3 h 45 de l'après-midi"
+    """
+    if not half:
+        return f"{hour} h {minutes}"
+    evening = half.startswith("p") and 6 <= int(hour) < 12
+    return f"{hour} h {minutes} " + (
+        "du matin" if half.startswith("a") else "du soir" if evening else "de l'après-midi"
+    )
 
 
 def put_name(text: str, old: str, new: str) -> str:

@@ -18,7 +18,7 @@ _ABBREVIATION = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|St|Prof|Jr|Sr|vs|etc|e\.g|i\.e|a\
 _NUMBERED = re.compile(r"\b(?:Fig|Figs|No|Nos|Vol|Ch|Sec|Eq|p|pp|approx|ca)\.$", re.IGNORECASE)
 _JOINING = r"(?:and|but|or|so|because|although|though|while|whereas|which|who|when|where|if|unless|until|after|before)"
 _PLACES = (
-    re.compile(r"[;:.!?…]\s+"),
+    re.compile(r"[;:!?…]\s+"),  # a full stop inside a sentence is that of an abbreviation
     re.compile(rf",?\s+(?={_JOINING}\s)"),
     re.compile(r",\s+"),
     re.compile(r"\s+"),
@@ -70,5 +70,5 @@ def _cut(piece: Piece, fits: Callable[[str], bool]) -> list[Piece]:
     else:
         begin = end = len(text) // 2
     first = Piece(text[:begin], text[begin:end], piece.goes_on)
-    second = Piece(text[end:], piece.after, goes_on=not text[:begin].endswith((".", "!", "?", "…")))
+    second = Piece(text[end:], piece.after, goes_on=not text[:begin].endswith(("!", "?", "…")))
     return [*_cut(first, fits), *_cut(second, fits)]

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from limelight.translate.data import Pair
-from limelight.translate.french import put_name
+from limelight.translate.french import MONTHS, clock, put_name
 from limelight.translate.numerals import NUMBER, in_french
 
 NAMES = "names.json"  # in a model's folder
@@ -73,36 +73,62 @@ _FREE = re.compile(rf"(?<![\w$€£.,:/-])([$€£]?)({NUMBER.pattern})(?![\w%:/
 _CURRENCIES = {"$": " dollars", "€": " euros", "£": " pounds", "": ""}
 
 
+_CLOCK = re.compile(r"(?<![\d:.])(\d{1,2}):(\d\d)(?![\d:])(?: ?([ap])\.?m\b\.?)?")
+_CLOCKS = (("seven o'clock", "sept heures"), ("nine o'clock", "neuf heures"))
+_DATE = re.compile(rf"\b([Oo])n ({'|'.join(MONTHS)}) (\d{{1,2}})(?:, (\d{{4}}))?(?![\d:])")
+
+
 def numbers_put_in(text: str) -> tuple[str, dict[str, str]] | None:
     """An English text with numbers that the model knows, and what stands for what in French; None where it cannot be.
 
     >>> numbers_put_in("I paid $45 in 1998.")
-    ('I paid thirty dollars in 2013.', {'trente': '45', '2013': '1998'})
+    ('I paid thirty dollars in 2013.', {'2013': '1998', 'trente': '45'})
+    >>> numbers_put_in("He came on May 3, 1998 at 4:15 p.m.")
+    ("He came in 2013 at seven o'clock.", {'en 2013': 'le 3 mai 1998', 'sept heures': "4 h 15 de l'après-midi"})
     """
-    words, years = iter(_IN_WORDS), iter(_YEARS)
+    words, years, clocks = iter(_IN_WORDS), iter(_YEARS), iter(_CLOCKS)
     back: dict[str, str] = {}
 
-    def other(found: re.Match[str]) -> str:
-        sign, number = found[1], found[2]
-        if not sign and re.fullmatch(r"1\d{3}|20\d\d", number):
+    def date(found: re.Match[str]) -> str:
+        first, month, day, year = found.groups()
+        known = next(years, "")
+        back[f"en {known}" if known else ""] = f"le {day} {MONTHS[month]}" + (f" {year}" if year else "")
+        return ("In " if first == "O" else "in ") + known
+
+    def time(found: re.Match[str]) -> str:
+        english, french = next(clocks, ("", ""))
+        back[french] = clock(found[1], found[2], f"{found[3]}.m." if found[3] else "")
+        ended = found[0].endswith(".") and found.end() == len(found.string)
+        return english + "." * ended
+
+    def number(found: re.Match[str]) -> str:
+        sign, digits = found[1], found[2]
+        if digits in kept:
+            return found[0]
+        if not sign and re.fullmatch(r"1\d{3}|20\d\d", digits):
             english = french = next(years, "")
         else:
             english, french = next(words, ("", ""))
-        back[french] = in_french(number)
+        back[french] = in_french(digits)
         return english + _CURRENCIES[sign]
 
-    changed = _FREE.sub(other, text)
-    left = re.findall(r"\d+", changed)
-    if not back or "" in back or any(number not in back for number in left) or any(x in text for x in back):
+    changed = _CLOCK.sub(time, _DATE.sub(date, text))
+    kept = {known.removeprefix("en ") for known in back}
+    changed = _FREE.sub(number, changed)
+    known = {x.removeprefix("en ") for x in back}
+    if not back or "" in known or any(digits not in known for digits in re.findall(r"\d+", changed)):
         return None
-    return changed, back
+    return None if any(x in text for x in known) else (changed, dict(sorted(back.items())))
 
 
 def numbers_put_back(text: str, back: dict[str, str]) -> str:
     """A French text with the numbers that it ought to have; a number that it does not have once is left."""
     for known, number in back.items():
-        if len(re.findall(rf"(?<![\w-]){known}(?![\w-])", text)) == 1:
-            text = re.sub(rf"(?<![\w-]){known}(?![\w-])", number, text)
+        found = list(re.finditer(rf"(?<![\w-]){known}(?![\w-])", text, re.IGNORECASE))
+        if len(found) == 1:
+            begin, end = found[0].span()
+            new = number[0].upper() + number[1:] if found[0][0][0].isupper() else number
+            text = text[:begin] + new + text[end:]
     return text
 
 

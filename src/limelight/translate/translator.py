@@ -32,6 +32,7 @@ from limelight.translate.copying import (
     whole_names,
 )
 from limelight.translate.data import padded
+from limelight.translate.numerals import NUMBER
 from limelight.translate.search import PhraseSearch
 from limelight.translate.sentences import split
 from limelight.translate.stand_ins import StandIns, numbers_put_back, numbers_put_in, put_back, put_in
@@ -175,7 +176,8 @@ class Translator:
         except UnicodeEncodeError as error:
             raise ValueError(f"translate: the text is no UTF-8: {error.reason} at {error.start}") from None
         text = unicodedata.normalize("NFC", text).translate(_QUOTES)
-        for piece in split(text, lambda part: len(self.tokenizer.encode(part).ids) <= _LONGEST):
+        pieces = split(text, lambda part: self._length(part) <= _LONGEST)
+        for piece, following in zip(pieces, [*pieces[1:], None], strict=True):
             before, inside, after = self._edges(piece.text)
             loud = inside.isupper() and len(inside) > _LOUD  # of which the model has hardly seen any, either
             inside = inside.capitalize() if loud else inside
@@ -191,12 +193,13 @@ class Translator:
                 notes.append(f"left out, characters that the model does not know: {letters} in {_shown(piece.text)}")
             # The model has hardly seen a sentence without a capital and a mark, so a part of one is lent them.
             inside, mark = _without_comma(inside) if piece.after and inside[-1:] in ",;:" else (inside, "")
-            bare = bool(mark) or inside[-1:].isalnum()
+            bare = bool(mark) or inside[-1:].isalnum() or (following is not None and following.goes_on)
             small = piece.goes_on and inside[:1].islower()
             parts.append(
                 Part(
                     before=before,
-                    text=(inside[:1].upper() + inside[1:] if small else inside) + "." * bare,
+                    text=(inside[:1].upper() + inside[1:] if small else inside)
+                    + "." * (bare and inside[-1:] not in ".!?…"),
                     after=mark + after + piece.after,
                     bare=bare,
                     loud=loud,
@@ -204,6 +207,13 @@ class Translator:
                 )
             )
         return _Plan(parts, notes)
+
+    def _length(self, text: str) -> int:
+        """The number of tokens, where a name or a number is as long as one that the model knows."""
+        for name in whole_names(text, self.words):
+            text = text.replace(name, "Tom")
+        known = numbers_put_in(text)
+        return len(self.tokenizer.encode(known[0] if known else NUMBER.sub("30", text)).ids)
 
     def _strange(self, text: str) -> list[str]:
         """The characters that the vocabulary has no piece for."""

@@ -464,8 +464,9 @@ def test_names_that_stand_in() -> None:
     pairs = [Pair(f"Tom saw it {n}.", f"Tom l'a vu {n}.") for n in range(50)]
     pairs += [Pair(f"I live in Boston {n}.", f"Je vis à Boston {n}.") for n in range(50)]
     pairs += [Pair(f"I like France {n}.", f"J'aime la France {n}.") for n in range(50)]
+    pairs += [Pair("you and I", "toi et moi"), Pair("now or never", "jamais")]
     found = stand_ins.learn(pairs)
-    assert found == stand_ins.StandIns(["Tom"], ["Boston"])
+    assert found == stand_ins.StandIns(["Tom"], ["Boston"], {"and": "et"})
     text = "Zelda lives in Oz."
     first, second = found.variants(text, ["Zelda", "Oz"])
     assert first == {"Zelda": "Tom", "Oz": "Boston"}

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from limelight.translate.data import Pair
@@ -24,15 +24,17 @@ _WHERE = re.compile(r"(?:\b[Ii]n|\b[Tt]o|\b[Ff]rom|\b[Nn]ear|\b[Vv]isit\w*|\b[Ii
 _ARTICLE = re.compile(r"(?:\b(?:le|la|en|du|au|Le|La|En) |[lL]['’])$")
 _PART = re.compile(r"[A-Z]\w+ $")
 _ENOUGH = 50  # pairs
+_JOINING = {"and": "et", "but": "mais", "or": "ou"}
 _COUNT = 4  # names of each kind
 
 
 @dataclass(frozen=True)
 class StandIns:
-    """Names of people and of places that the model copies, the most frequent first."""
+    """Names of people and of places that the model copies, the most frequent first, and conjunctions."""
 
     people: Sequence[str] = ()
     places: Sequence[str] = ()
+    joining: Mapping[str, str] = field(default_factory=dict)  # and: et
 
     def variants(self, text: str, names: Sequence[str]) -> Iterator[dict[str, str]]:
         """Different choices of a known name for each name of a text; none where there are not enough."""
@@ -74,6 +76,7 @@ _CURRENCIES = {"$": " dollars", "€": " euros", "£": " pounds", "": ""}
 
 
 _CLOCK = re.compile(r"(?<![\d:.])(\d{1,2}):(\d\d)(?![\d:])(?: ?([ap])\.?m\b\.?)?")
+_DAYS = (("Monday", "lundi"), ("Friday", "vendredi"))
 _CLOCKS = (("seven o'clock", "sept heures"), ("nine o'clock", "neuf heures"))
 _DATE = re.compile(rf"\b([Oo])n ({'|'.join(MONTHS)}) (\d{{1,2}})(?:, (\d{{4}}))?(?![\d:])")
 
@@ -82,18 +85,18 @@ def numbers_put_in(text: str) -> tuple[str, dict[str, str]] | None:
     """An English text with numbers that the model knows, and what stands for what in French; None where it cannot be.
 
     >>> numbers_put_in("I paid $45 in 1998.")
-    ('I paid thirty dollars in 2013.', {'2013': '1998', 'trente': '45'})
+    ('I paid thirty dollars in 2013.', {'trente': '45', '2013': '1998'})
     >>> numbers_put_in("He came on May 3, 1998 at 4:15 p.m.")
-    ("He came in 2013 at seven o'clock.", {'en 2013': 'le 3 mai 1998', 'sept heures': "4 h 15 de l'après-midi"})
+    ("He came on Monday at seven o'clock.", {'lundi': 'le 3 mai 1998', 'sept heures': "4 h 15 de l'après-midi"})
     """
-    words, years, clocks = iter(_IN_WORDS), iter(_YEARS), iter(_CLOCKS)
+    words, years, clocks, days = iter(_IN_WORDS), iter(_YEARS), iter(_CLOCKS), iter(_DAYS)
     back: dict[str, str] = {}
 
     def date(found: re.Match[str]) -> str:
         first, month, day, year = found.groups()
-        known = next(years, "")
-        back[f"en {known}" if known else ""] = f"le {day} {MONTHS[month]}" + (f" {year}" if year else "")
-        return ("In " if first == "O" else "in ") + known
+        english, french = next(days, ("", ""))
+        back[french] = f"le {day} {MONTHS[month]}" + (f" {year}" if year else "")
+        return f"{first}n {english}"
 
     def time(found: re.Match[str]) -> str:
         english, french = next(clocks, ("", ""))
@@ -103,8 +106,6 @@ def numbers_put_in(text: str) -> tuple[str, dict[str, str]] | None:
 
     def number(found: re.Match[str]) -> str:
         sign, digits = found[1], found[2]
-        if digits in kept:
-            return found[0]
         if not sign and re.fullmatch(r"1\d{3}|20\d\d", digits):
             english = french = next(years, "")
         else:
@@ -113,18 +114,16 @@ def numbers_put_in(text: str) -> tuple[str, dict[str, str]] | None:
         return english + _CURRENCIES[sign]
 
     changed = _CLOCK.sub(time, _DATE.sub(date, text))
-    kept = {known.removeprefix("en ") for known in back}
     changed = _FREE.sub(number, changed)
-    known = {x.removeprefix("en ") for x in back}
-    if not back or "" in known or any(digits not in known for digits in re.findall(r"\d+", changed)):
+    if not back or "" in back or any(digits not in back for digits in re.findall(r"\d+", changed)):
         return None
-    return None if any(x in text for x in known) else (changed, dict(sorted(back.items())))
+    return None if any(known in text for known in back) else (changed, back)
 
 
 def numbers_put_back(text: str, back: dict[str, str]) -> str:
     """A French text with the numbers that it ought to have; a number that it does not have once is left."""
     for known, number in back.items():
-        found = list(re.finditer(rf"(?<![\w-]){known}(?![\w-])", text, re.IGNORECASE))
+        found = list(re.finditer(rf"(?<![\w-])(?:le )?{known}(?![\w-])", text, re.IGNORECASE))
         if len(found) == 1:
             begin, end = found[0].span()
             new = number[0].upper() + number[1:] if found[0][0][0].isupper() else number
@@ -148,7 +147,14 @@ def learn(pairs: Sequence[Pair]) -> StandIns:
         name for name, n in count.most_common() if n >= _ENOUGH and same[name] > 0.9 * n and name.lower() not in lower
     ]
     places = [name for name in kept if placed[name] > 0.3 * count[name]]
-    return StandIns([name for name in kept if name not in places][:_COUNT], places[:_COUNT])
+    joining = {here: there for here, there in _JOINING.items() if _is_translated(pairs, here, there)}
+    return StandIns([name for name in kept if name not in places][:_COUNT], places[:_COUNT], joining)
+
+
+def _is_translated(pairs: Sequence[Pair], here: str, there: str) -> bool:
+    """Tells whether most pairs with the one word on the one side have the other one on the other."""
+    found = [re.search(rf"\b{there}\b", pair.target) for pair in pairs if f" {here} " in pair.source]
+    return 2 * sum(one is not None for one in found) > len(found) > 0
 
 
 def write(folder: Path, found: StandIns) -> None:

@@ -38,7 +38,7 @@ from limelight.translate.sentences import split
 from limelight.translate.stand_ins import StandIns, numbers_put_back, numbers_put_in, put_back, put_in
 from limelight.translate.stand_ins import read as read_stand_ins
 
-_LONGEST = 24  # tokens of a piece: the model that is shipped has learned from short sentences
+_LONGEST = 16  # tokens of a piece: the model that is shipped has learned from short sentences
 _BATCH = 32
 # What makes a translation doubtful: unlikely tokens, unknown words, or, where the known ones are not listed, words in
 # more pieces than English words have.
@@ -191,6 +191,9 @@ class Translator:
             if strange:
                 letters = _shown(" ".join(dict.fromkeys(strange)))
                 notes.append(f"left out, characters that the model does not know: {letters} in {_shown(piece.text)}")
+            if piece.goes_on and (joining := inside.split(" ")[0]) in self.stand_ins.joining:
+                before += self.stand_ins.joining[joining] + " "
+                inside = inside[len(joining) :].lstrip()
             # The model has hardly seen a sentence without a capital and a mark, so a part of one is lent them.
             inside, mark = _without_comma(inside) if piece.after and inside[-1:] in ",;:" else (inside, "")
             bare = bool(mark) or inside[-1:].isalnum() or (following is not None and following.goes_on)
@@ -289,18 +292,21 @@ class Translator:
     def _others(self, text: str, source: list[int], beams: int) -> Iterator[list[int]]:
         """Other translations of a sentence: with names that the model knows by heart, and by a search for phrases."""
         wholes = whole_names(text, self.words)
-        variants = list(self.stand_ins.variants(text, wholes)) if wholes else [{}]
-        for chosen in variants:
+        templates = []  # other sentences, and what is to be put back into their translations
+        for chosen in list(self.stand_ins.variants(text, wholes)) if wholes else [{}]:
             named = put_in(text, chosen)
             if numbered := numbers_put_in(named):
-                (ids,) = vocabulary.encode(self.tokenizer, [numbered[0]])
-                yield self._restored(self._generated([ids], beams)[0], chosen, numbered[1])
-            if not chosen:
-                continue
-            (ids,) = vocabulary.encode(self.tokenizer, [named])
-            yield self._restored(self._generated([ids], beams)[0], chosen, {})
-            if found := self._searched(named, ids, [*phrases(named, self.words), *_as_phrases(chosen)]):
-                yield self._restored(found, chosen, {})
+                templates.append((numbered[0], chosen, numbered[1]))
+            elif chosen:
+                templates.append((named, chosen, {}))
+        encoded = vocabulary.encode(self.tokenizer, [other for other, _, _ in templates])
+        for ids, (_, chosen, numbers) in zip(encoded, templates, strict=True):
+            yield self._restored(self._generated([ids], beams)[0], chosen, numbers)
+        for ids, (other, chosen, numbers) in zip(encoded, templates, strict=True):
+            known = [Phrase(name, is_number=name.isdigit()) for name in (*chosen.values(), *numbers)]
+            wanted = known if numbers else [*phrases(other, self.words), *known]
+            if found := self._searched(other, ids, wanted):
+                yield self._restored(found, chosen, numbers)
         if found := self._searched(text, source, phrases(text, self.words)):
             yield found
 
@@ -373,7 +379,9 @@ class Part:
         """With what stands around it."""
         text = self.chosen(found).text if self.text else ""
         text = text.rstrip(".!\u00a0\u202f ") if self.bare else text
-        text = text[:1].lower() + text[1:] if self.small else text
+        first = re.match(r"[^\W\d_]*", text)
+        named = first is not None and first[0] in re.findall(r"[^\W\d_]+", self.text)
+        text = text[:1].lower() + text[1:] if self.small and not named else text
         return self.before + (text.upper() if self.loud else text) + self.after
 
 
@@ -391,10 +399,6 @@ class _Plan:
         lost = [f"{change}: {_shown(s.source)}" for s in sentences for change in s.changes]
         text = "".join(part.translated(found) for part in self.parts)
         return Translation(text, sentences, [*self.notes, *dict.fromkeys([*lost, *doubts])])
-
-
-def _as_phrases(chosen: dict[str, str]) -> list[Phrase]:
-    return [Phrase(name, is_number=False) for name in chosen.values()]
 
 
 def _without_comma(text: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -177,7 +178,7 @@ class Translator:
             raise ValueError(f"translate: the text is no UTF-8: {error.reason} at {error.start}") from None
         text = unicodedata.normalize("NFC", text).translate(_QUOTES)
         pieces = split(text, lambda part: self._length(part) <= _LONGEST)
-        for piece, following in zip(pieces, [*pieces[1:], None], strict=True):
+        for piece, following in zip_longest(pieces, pieces[1:]):
             before, inside, after = self._edges(piece.text)
             loud = inside.isupper() and len(inside) > _LOUD  # of which the model has hardly seen any, either
             inside = inside.capitalize() if loud else inside
@@ -213,6 +214,7 @@ class Translator:
 
     def _length(self, text: str) -> int:
         """The number of tokens, where a name or a number is as long as one that the model knows."""
+        text = text.capitalize() if text.isupper() else text
         for name in whole_names(text, self.words):
             text = text.replace(name, "Tom")
         known = numbers_put_in(text)

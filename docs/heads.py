@@ -38,6 +38,47 @@ SENTENCES = (
     ),
     ("I have lost my red umbrella.", "J'ai perdu mon parapluie rouge.", "perdu lost, rouge red"),
     ("You should see a doctor.", "Tu devrais voir un médecin.", "devrais should, voir see, médecin doctor"),
+    (
+        "My sister wears a green dress.",
+        "Ma sœur porte une robe verte.",
+        "sœur sister, porte wears, robe dress, verte green",
+    ),
+    ("The old man opened the window.", "Le vieil homme a ouvert la fenêtre.", "vieil old, homme man, ouvert opened"),
+    ("I never drink coffee at night.", "Je ne bois jamais de café la nuit.", "bois drink, jamais never, café coffee"),
+    (
+        "They sold their small boat.",
+        "Ils ont vendu leur petit bateau.",
+        "vendu sold, leur their, petit small, bateau boat",
+    ),
+    ("The train arrives at noon.", "Le train arrive à midi.", "train train, arrive arrives, midi noon"),
+    ("His daughter speaks English well.", "Sa fille parle bien anglais.", "fille daughter, parle speaks, bien well"),
+    ("We are waiting for the bus.", "Nous attendons le bus.", "Nous We, attendons waiting, bus bus"),
+    ("She gave me a blue pencil.", "Elle m'a donné un crayon bleu.", "donné gave, crayon pencil, bleu blue"),
+    ("The soup is too hot.", "La soupe est trop chaude.", "soupe soup, trop too, chaude hot"),
+    ("Can you close the door?", "Peux-tu fermer la porte ?", "Peux Can, fermer close, porte door"),
+    (
+        "He wrote a long letter to his mother.",
+        "Il a écrit une longue lettre à sa mère.",
+        "écrit wrote, lettre letter, mère mother",
+    ),
+    ("There is no bread on the table.", "Il n'y a pas de pain sur la table.", "pain bread, sur on, table table"),
+    (
+        "Her parents live near the sea.",
+        "Ses parents vivent près de la mer.",
+        "parents parents, vivent live, près near, mer sea",
+    ),
+    ("I will call you tomorrow.", "Je vous appellerai demain.", "vous you, appellerai call, demain tomorrow"),
+    ("The white horse runs fast.", "Le cheval blanc court vite.", "cheval horse, blanc white, court runs, vite fast"),
+    ("Nobody knows the answer.", "Personne ne connaît la réponse.", "Personne Nobody, connaît knows, réponse answer"),
+    ("He always arrives late.", "Il arrive toujours en retard.", "arrive arrives, toujours always, retard late"),
+    (
+        "Please bring me a clean glass.",
+        "Apportez-moi un verre propre, s'il vous plaît.",
+        "moi me, verre glass, propre clean",
+    ),
+    ("This cheap car is broken.", "Cette voiture bon marché est cassée.", "voiture car, cassée broken"),
+    ("I forgot the name of the street.", "J'ai oublié le nom de la rue.", "oublié forgot, nom name, rue street"),
+    ("Winter is coming soon.", "L'hiver arrive bientôt.", "hiver Winter, arrive coming, bientôt soon"),
 )
 SHOWN = ("entropy", "first", "self", "previous", "next", "separators")
 
@@ -70,22 +111,29 @@ def seen(
 def main() -> None:
     translator = translate.load()
     rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    right: dict[tuple[str, int], list[float]] = {}
+    right: dict[tuple[str, int], float] = {}
+    count = 0
     for sentence in SENTENCES:
         report, related = seen(translator, *sentence)
+        links = len(sentence[2].split(", "))
+        count += links
         for row in report:
             rows.setdefault((row["module"], row["head"]), []).append(row)
         for row in related:
-            right.setdefault((row["module"], row["head"]), []).append(row["accuracy"])
+            place = row["module"], row["head"]
+            right[place] = right.get(place, 0.0) + links * row["accuracy"]
+    best = max(right, key=lambda place: right[place])
+    print(f"{len(SENTENCES)} sentences with {count} word pairs; the best head, {best[1]} of {best[0]}, finds", end=" ")
+    print(f"{right[best] / count:.0%} of them.\n")
     print(f"| attention | layer | head | {' | '.join(SHOWN)} | alignment | most often |")
     print(f"|---|--:|--:|{'--:|' * (len(SHOWN) + 1)}---|")
     for (module, head), found in rows.items():
         first = found[0]
         numbers = [f"{mean(row[n] for row in found):.2f}" if first[n] is not None else "" for n in SHOWN]
-        numbers.append(f"{mean(right[module, head]):.2f}" if (module, head) in right else "")
-        label, count = Counter(row["label"] for row in found).most_common(1)[0]
+        numbers.append(f"{right[module, head] / count:.2f}" if (module, head) in right else "")
+        label, often = Counter(row["label"] for row in found).most_common(1)[0]
         where = f"{first['stack']} {first['kind']} | {first['layer']} | {head}"
-        print(f"| {where} | {' | '.join(numbers)} | {label} ({count} of {len(found)}) |")
+        print(f"| {where} | {' | '.join(numbers)} | {label} ({often} of {len(found)}) |")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -97,9 +98,45 @@ def test_texts_of_several_sentences_and_of_other_kinds(translator: Translator) -
     assert long.text.split() == ["Le", "chat", "dort."] * 300
 
 
+@pytest.mark.parametrize(
+    ("english", "kept"),
+    [
+        ("I have 7 dollars.", ["7"]),
+        ("We have lived here since 1976.", ["1976"]),
+        ("The meeting is on June 12, 2031 at 4:52 p.m.", ["12", "2031", "4", "52"]),
+        ("Okonkwo is my best friend.", ["Okonkwo"]),
+        ("I went to Ljubljana with Håkon.", ["Ljubljana", "Håkon"]),
+        ("I paid 1,250 euros for 3.5 kilos.", ["1 250", "3,5"]),
+    ],
+)
+def test_numbers_and_names_are_kept(translator: Translator, english: str, kept: list[str]) -> None:
+    found = translator(english)
+    for text in kept:
+        assert re.search(rf"(?<!\w){text}(?!\w)", " ".join(found.text.split())), found.text
+    assert not found.sentences[0].changes
+
+
+def test_quotation_marks_are_kept_or_noted(translator: Translator) -> None:
+    assert len(re.findall('["«»]', translator('"I love you."').text)) == 2
+    found = translator('He said, "I love you."')
+    assert len(re.findall('["«»]', found.text)) == 2 or "quotation marks are missing" in found.notes[0]
+
+
+def test_a_long_sentence_has_no_capitals_in_the_middle(translator: Translator) -> None:
+    text = "The cat is sleeping and I am happy and she is reading a book and we don't have much time and it is late."
+    found = translator(text)
+    assert found.text.startswith("Le chat ")
+    assert not re.search(r"\s[A-Z]", found.text)
+
+
+@pytest.mark.parametrize("text", ["Hello", "Thank you", "Machine learning is fun"])
+def test_what_is_not_doubtful(translator: Translator, text: str) -> None:
+    assert not translator(text).sentences[0].doubtful
+
+
 def test_it_is_small_and_says_where_it_comes_from() -> None:
     folder = translate.shipped()
-    assert (folder / "model.safetensors").stat().st_size <= 12_000_000
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 16_000_000
     card = (folder / "README.md").read_text(encoding="utf-8")
     for said in ("tatoeba.org", "CC BY 2.0", "limelight train", "BLEU", "Limits"):
         assert said in card

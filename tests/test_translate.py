@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,23 @@ from safetensors.torch import load_file
 
 from limelight import models, translate
 from limelight.cli import main
-from limelight.translate import Pair, Recipe, display, vocabulary
+from limelight.translate import Pair, Recipe, display, stand_ins, vocabulary
+from limelight.translate.augmentation import Augmenter, known_words, reserved
+from limelight.translate.copying import Phrase, changes, phrases
 from limelight.translate.data import batches, padded
+from limelight.translate.numerals import numbers
+from limelight.translate.search import PhraseSearch
 from limelight.translate.sentences import split
 from limelight.translate.training import loss_of
+from limelight.translate.warm_start import begin_with
 
 WORDS = {"the": "le", "cat": "chat", "dog": "chien", "sees": "voit", "a": "un", "man": "homme", "eats": "mange"}
 TINY = Recipe(
     **{"vocabulary": 60, "width": 32, "heads": 4, "encoder_layers": 1, "decoder_layers": 1, "hidden": 64},
-    **{"epochs": 2, "tokens": 90, "held_out": 20, "warm_up": 10, "rate": 3e-3, "average": 0.9},
+    **{"epochs": 2, "tokens": 90, "held_out": 20, "validated": 20, "warm_up": 10, "rate": 3e-3, "average": 0.9},
 )
+
+PLAIN = {"phrases": 0.0, "quotes": 0.0, "joined": 0.0}  # pairs as they are
 
 
 def toy_pairs(count: int = 400) -> list[Pair]:
@@ -141,7 +149,7 @@ def test_an_interrupted_training_comes_to_the_same_result(tmp_path: Path) -> Non
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A translator of the toy language."""
     folder = tmp_path_factory.mktemp("toy")
-    recipe = Recipe(**{**vars(TINY), "epochs": 12, "dropout": 0.0, "average": 0.97})
+    recipe = Recipe(**{**vars(TINY), "epochs": 12, "dropout": 0.0, "average": 0.97, **PLAIN})
     seen: list[translate.Progress] = []
     scores: list[float] = []
     best = translate.train(toy_pairs(1500), folder, recipe, watch=seen.append, scored=lambda _, x: scores.append(x))
@@ -295,7 +303,7 @@ def test_what_is_no_sentence_is_kept(toy: Path) -> None:
     assert t("1. the cat.\n- the dog").text.startswith("1. chat le.\n- chien")
     assert t("THE CAT SEES A DOG.").text == t("The cat sees a dog.").text.upper()
     quoted = t("“the cat.”")
-    assert quoted.text.count('"') == 2 or not quoted.notes
+    assert quoted.text.count('"') == 2 or "quotation marks are missing" in quoted.notes[0]
     assert t("the cafe\u0301.").sentences[0].source == "the café."
     special = t("the </s> cat.").sentences[0]
     assert special.source_tokens.count("</s>") == 1
@@ -331,6 +339,8 @@ def test_train_on_the_command_line(tmp_path: Path) -> None:
         *small.split(),
         "--held-out",
         "20",
+        "--validated",
+        "20",
         "--tokens",
         "300",
     ]
@@ -347,3 +357,154 @@ def test_padding() -> None:
     rows, lengths = padded([[1, 2, 3], [4]], 0)
     assert rows.tolist() == [[1, 2, 3], [4, 0, 0]]
     assert lengths.tolist() == [3, 1]
+
+
+NAMED = [
+    Pair("Tom has 30 dollars.", "Tom a 30 dollars."),
+    Pair("Tom's dog died in 1998.", "Le chien de Tom est mort en 1998."),
+    Pair("He bought three books.", "Il a acheté trois livres."),
+    Pair("She lives in Boston.", "Elle vit à Boston."),
+    Pair("I paid $200.", "J'ai payé deux cents dollars."),
+    Pair("The cat eats.", "Le chat mange."),
+]
+
+
+def test_both_sides_get_the_same_numbers_and_names() -> None:
+    shares = Recipe(names=1.0, numbers=1.0, phrases=0.5, quotes=0.2, joined=0.3, longest=20).shares
+    augmenter = Augmenter(NAMED * 50, shares)
+    pairs = augmenter.epoch("a")
+    assert pairs == augmenter.epoch("a") != augmenter.epoch("b")
+    assert not any("deux cents" in pair.target for pair in pairs)  # it would teach not to copy
+    known = set(known_words(NAMED))
+    own = {"He", "She", "Tom", "Boston", "Van", "San", "Saint", "The", "Street", "Avenue", "Road"}
+    for source, target in pairs:
+        assert numbers(source) == numbers(target), (source, target)
+        assert len(source.split()) <= 20 + 16  # a phrase and who said it are added at most
+        for word in set(re.findall(r"[^\W\d_]{3,}", source)) - own:
+            if word[0].isupper() and word.lower() not in known and word in target:
+                assert not reserved(word)
+    found = {number for pair in pairs for number in numbers(pair.source) if len(number) == 4}
+    assert len(found) > 50
+    assert len(set(re.findall(r"[A-Z][a-z]+", " ".join(pair.source for pair in pairs)))) > 100
+
+
+@pytest.mark.parametrize(
+    ("english", "french"),
+    [
+        ("12,500 people paid $3.50 at 4:30.", "12 500 personnes ont payé 3,50 $ à 4 h 30."),
+        ("On 1 May 2024, 7 came.", "Le 1 mai 2024, 7 sont venus."),
+        ("1,000,000", "1\u202f000\u202f000"),
+    ],
+)
+def test_numbers_of_two_languages(english: str, french: str) -> None:
+    assert numbers(english) == numbers(french)
+    assert numbers(english) != numbers(french + " 8")
+
+
+def test_what_a_translation_loses() -> None:
+    known = frozenset(["has", "dogs", "is", "here", "said", "in", "the", "morning"])
+    assert changes("Zelda has 5 dogs.", "Zelda a 5 chiens.", known) == []
+    assert changes("Zelda has 5 dogs.", "Elle a 50 chiens.", known) == [
+        "the number 5 became 50",
+        "the name Zelda is missing",
+    ]
+    assert changes("5 dogs", "des chiens", known) == ["the number 5 is missing"]
+    assert changes("dogs", "7 chiens", known) == ["the number 7 was added"]
+    assert changes("seven dogs", "7 chiens", known) == []
+    assert changes('Said "dogs"', "chiens", known) == ["quotation marks are missing"]
+    assert changes('Said "dogs"', "« chiens »", known) == []
+    assert changes("Zelda is here.", "Elle est ici.", None) == []
+    assert [phrase.text for phrase in phrases("Mr. Jo Zelda has 1,500.5 dogs in Oz.", known)] == [
+        "1 500,5",
+        "Jo Zelda",
+        "Oz",
+    ]
+
+
+def test_a_start_computes_the_same_at_first(toy: Path) -> None:
+    before = translate.load(toy)
+    tokenizer = vocabulary.with_letters(vocabulary.learn(["the cat", "le chat"] * 9, 60))
+    assert tokenizer.decode(tokenizer.encode("Łukasz Nguyễn #@").ids) == "Łukasz Nguyễn #@"
+    config = {**before.model.config, "decoder_layers": 3, "vocab_size": before.model.config["vocab_size"] + 5}  # type: ignore[dict-item, operator, index]
+    grown: Any = models.build(config)
+    begin_with(grown, before.model)
+    source, target = torch.tensor([[5, 9, 7, 0]]), torch.tensor([[2, 8, 6]])
+    with torch.no_grad():
+        expected = before.model(source, target)
+        torch.testing.assert_close(grown.eval()(source, target)[..., :-5], expected, atol=1e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match="give the same sizes"):
+        begin_with(models.build({**config, "vocab_size": 7}), before.model)  # type: ignore[arg-type]
+
+
+def test_training_from_a_start(toy: Path, tmp_path: Path) -> None:
+    recipe = Recipe(**{**vars(TINY), "epochs": 1, "decoder_layers": 2, "rate": 1e-4, "falling": 0.5, **PLAIN})
+    assert translate.train(toy_pairs(), tmp_path, recipe, start=toy) > 60
+    assert len(translate.load(tmp_path).model.decoder.blocks) == 2
+
+
+def test_a_search_for_phrases(toy: Path) -> None:
+    """The toy has never seen a digit or a name, and yet all of them are there, once and whole."""
+    t = translate.load(toy)
+    search = PhraseSearch(t.model, t.tokenizer)
+    (source,) = vocabulary.encode(t.tokenizer, ["the cat sees Zelda Oz at 15,300."])
+    wanted = [Phrase("Zelda Oz", False), Phrase("15 300", True)]
+    found = search(source, wanted, longest=60, digits=False)
+    assert found is not None
+    text = t.tokenizer.decode(found)
+    assert re.search(r"(?<!\w)Zelda Oz(?!\w)", text), text
+    assert numbers(text) == {"15300": 1}, text
+    assert search(source, wanted, longest=3, digits=False) is None
+    kept = t("the cat sees Zelda.")
+    assert "Zelda" in kept.text
+    assert not kept.sentences[0].changes
+
+
+def test_names_that_stand_in() -> None:
+    pairs = [Pair(f"Tom saw it {n}.", f"Tom l'a vu {n}.") for n in range(50)]
+    pairs += [Pair(f"I live in Boston {n}.", f"Je vis à Boston {n}.") for n in range(50)]
+    pairs += [Pair(f"I like France {n}.", f"J'aime la France {n}.") for n in range(50)]
+    pairs += [Pair("you and I", "toi et moi"), Pair("now or never", "jamais")]
+    found = stand_ins.learn(pairs)
+    assert found == stand_ins.StandIns(["Tom"], ["Boston"], {"and": "et"})
+    text = "Zelda lives in Oz."
+    first, second = found.variants(text, ["Zelda", "Oz"])
+    assert first == {"Zelda": "Tom", "Oz": "Boston"}
+    assert second == {"Zelda": "Boston", "Oz": "Tom"}
+    assert stand_ins.put_in(text, first) == "Tom lives in Boston."
+    assert stand_ins.put_back("Le chien de Tom vit à Boston.", first) == "Le chien de Zelda vit à Oz."
+    assert stand_ins.put_back("Le chien de Tom.", {"Anna": "Tom"}) == "Le chien d'Anna."
+    assert not list(found.variants("Zelda, Jo and Oz", ["Zelda", "Jo", "Oz"]))
+
+
+def test_what_is_lost_is_noted(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PhraseSearch, "__call__", lambda *_, **__: None)  # which would find it
+    note = "the number 74 is missing: 'the cat 74.'"
+    t = translate.load(toy)
+    assert note in t("the cat 74.").notes
+    file = tmp_path / "page.html"
+    done = CliRunner().invoke(main, ["translate", "--model", str(toy), "the cat 74.", "--json", "--html", str(file)])
+    found = json.loads(done.stdout)
+    assert found["sentences"][0]["changes"] == ["the number 74 is missing"]
+    assert note in found["notes"]
+    assert f"note: {note}" in done.stderr
+    assert "the number 74 is missing" in file.read_text(encoding="utf-8")
+
+
+def test_typing(toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = iter(["the dog sees a cat.", "", "a man"])
+
+    def typed(_: str) -> str:
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", typed)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    with pytest.raises(SystemExit) as ended:
+        main(["translate", "--model", str(toy)])
+    assert ended.value.code == 0
+    said = capsys.readouterr()
+    assert "chat un voit chien le." in said.out
+    assert "homme un" in said.out
+    assert "Ctrl-D" in said.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TextIO
 
 import click
@@ -22,15 +23,19 @@ def command(
 ) -> None:
     """Translate TEXT (- for standard input) from English to French, and see which words each word is written from.
 
-    With --file, there is one line of translation for each line, and nothing else, on the standard output.
+    Without TEXT, on a terminal, it translates what you type, line by line, until Ctrl-D. With --file, there is one line
+    of translation for each line, and nothing else, on the standard output.
     """
-    if (text is None) == (file is None):
+    typed = text is None and file is None and sys.stdin.isatty()
+    if (text is None) == (file is None) and not typed:
         raise click.UsageError("give a text, or a file with --file")
+    if typed and html:
+        raise click.UsageError("--html needs a text")
     if file is not None and (html or as_json):
         raise click.UsageError("--file prints translations only; --html and --json are for a text")
     if text == "-":
         text = read_text(standard_input()).removesuffix("\n")
-    if file is None and not (text or "").strip():
+    if file is None and not typed and not (text or "").strip():
         raise click.UsageError("the text is empty")
     from limelight.explorer.page import save_page
     from limelight.translate import display, load
@@ -38,5 +43,7 @@ def command(
     translator = load(model)
     if file is not None:
         display.translate_lines(translator, read_text(file), beams)
+    elif typed:
+        display.translate_typed(translator, beams, top, as_json, save_page)
     else:
         display.show(translator(text or "", beams=beams), top, html, as_json, save_page)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -50,6 +52,9 @@ def show(translation: Translation, top: int, html: str | None, as_json: bool, sa
     try:  # a page that cannot be written does not keep the rest from being printed
         if html and aligned:
             readings = [reading_of(sentence) for sentence in translation.sentences]
+            if translation.notes:
+                noted = "; ".join(f"note: {note}" for note in translation.notes)
+                readings[0] = replace(readings[0], model=f"{readings[0].model} ({noted})")
             call = next(n for n, other in enumerate(readings[0].record.log) if other is aligned[0].call)
             save_page(readings, html, opens=(call, aligned[0].head))
             messages.print(printable(f"{html} has every layer and head."))
@@ -95,6 +100,7 @@ def _as_dict(translation: Translation, aligned: list[Alignment], top: int) -> di
             "tokens": sentence.tokens,
             "scores": sentence.scores,
             "doubtful": sentence.doubtful,
+            "changes": sentence.changes,
             "alignment": {
                 "module": one.call.name,
                 "layer": one.call.layer,
@@ -135,3 +141,24 @@ def translate_lines(translator: Translator, text: str, beams: int) -> None:
             sys.stdout.flush()
             bar.start()
             bar.advance(task, len(part))
+
+
+def translate_typed(
+    translator: Translator, beams: int, top: int, as_json: bool, save_page: Callable[..., None]
+) -> None:
+    """Read one line after the other from a terminal and show its translation, until Ctrl-D."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (the arrow keys edit the line)
+    messages = messages_console()
+    messages.print("English, a line at a time; Ctrl-D ends.")
+    while True:
+        try:
+            line = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            messages.print()
+            return
+        if line.strip():
+            try:
+                show(translator(line, beams=beams), top, None, as_json, save_page)
+            except ValueError as error:  # such as bytes that are no UTF-8
+                messages.print(f"note: {error}", style="yellow")

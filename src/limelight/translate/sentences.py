@@ -16,7 +16,13 @@ _END = re.compile(
 )
 _ABBREVIATION = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|St|Prof|Jr|Sr|vs|etc|e\.g|i\.e|a\.m|p\.m|[A-Z])\.$")
 _NUMBERED = re.compile(r"\b(?:Fig|Figs|No|Nos|Vol|Ch|Sec|Eq|p|pp|approx|ca)\.$", re.IGNORECASE)
-_PLACES = (re.compile(r"[;:.!?…]\s+"), re.compile(r",\s+"), re.compile(r"\s+"))
+_JOINING = r"(?:and|but|or|so|because|although|though|while|whereas|which|who|when|where|if|unless|until|after|before)"
+_PLACES = (
+    re.compile(r"[;:!?…]\s+"),  # a full stop inside a sentence is that of an abbreviation
+    re.compile(rf",?\s+(?={_JOINING}\s)"),
+    re.compile(r",\s+"),
+    re.compile(r"\s+"),
+)
 
 
 class Piece(NamedTuple):
@@ -24,13 +30,14 @@ class Piece(NamedTuple):
 
     text: str
     after: str
+    goes_on: bool = False  # another part of the same sentence stands before it
 
 
 def split(text: str, fits: Callable[[str], bool]) -> list[Piece]:
     r"""The sentences of a text; one that does not fit is cut, at a mark where there is one.
 
-    >>> split("Hello, Mr. Smith. How are you?\nFine.", lambda text: True)
-    [Piece(text='Hello, Mr. Smith.', after=' '), Piece(text='How are you?', after='\n'), Piece(text='Fine.', after='')]
+    >>> [piece.text for piece in split("Hello, Mr. Smith. How are you?\nFine.", lambda text: True)]
+    ['Hello, Mr. Smith.', 'How are you?', 'Fine.']
     """
     pieces = []
     begin = 0
@@ -50,7 +57,7 @@ def _is_numbered(sentence: str, following: str) -> bool:
 
 
 def _cut(piece: Piece, fits: Callable[[str], bool]) -> list[Piece]:
-    """In halves, as near to the middle as a mark stands, until all fit."""
+    """In halves, as near to the middle as a mark or a conjunction stands, until all fit."""
     if fits(piece.text):
         return [piece]
     text, middle = piece.text, len(piece.text) / 2
@@ -62,5 +69,6 @@ def _cut(piece: Piece, fits: Callable[[str], bool]) -> list[Piece]:
             break
     else:
         begin = end = len(text) // 2
-    first, second = Piece(text[:begin], text[begin:end]), Piece(text[end:], piece.after)
+    first = Piece(text[:begin], text[begin:end], piece.goes_on)
+    second = Piece(text[end:], piece.after, goes_on=not text[:begin].endswith(("!", "?", "…")))
     return [*_cut(first, fits), *_cut(second, fits)]

@@ -9,16 +9,23 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from limelight.translate.data import divide, read_pairs
-from limelight.translate.training import Progress, Recipe, train
+from limelight.translate.data import read_pairs
+from limelight.translate.training import Progress, Recipe, split_for_training, train
 from limelight.viz.tables import messages_console
 
 
-def train_with_progress(pairs: str, folder: str, choices: dict[str, Any], threads: int | None) -> None:
+def train_with_progress(
+    pairs: str,
+    folder: str,
+    choices: dict[str, Any],
+    threads: int | None,
+    start: str | None = None,
+    finish: bool = False,
+) -> None:
     """``train`` with a bar: the loss, tokens a second and the time that is left, on the standard error."""
     recipe = Recipe(**choices)
     given = read_pairs(pairs)
-    divide(given, recipe.held_out, recipe.seed)  # says what is wrong before there is a bar
+    split_for_training(given, recipe)  # says what is wrong before there is a bar
     if threads is not None:
         torch.set_num_threads(threads)
     console = messages_console()
@@ -49,5 +56,5 @@ def train_with_progress(pairs: str, folder: str, choices: dict[str, Any], thread
         def scored(epoch: int, bleu: float) -> None:
             console.print(f"epoch {epoch}: BLEU {bleu:.2f}")
 
-        best = train(given, folder, recipe, watch=watch, scored=scored)
-    print(f"{folder}: BLEU {best:.2f} on {recipe.held_out} sentences that it was not trained on")
+        best = train(given, folder, recipe, start=start, finish=finish, watch=watch, scored=scored)
+    print(f"{folder}: BLEU {best:.2f} on sentences that it was not trained on")

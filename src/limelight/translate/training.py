@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,14 @@ from torch import Tensor, nn
 from limelight import models
 from limelight.core.masks import Padding
 from limelight.nn import Seq2Seq
-from limelight.translate import vocabulary
-from limelight.translate.data import Batch, Ids, Pair, batches, divide, padded
+from limelight.translate import stand_ins, vocabulary
+from limelight.translate.augmentation import Augmenter, Shares, known_words
+from limelight.translate.copying import WORDS
+from limelight.translate.data import Batch, Pair, batches, divide, padded
+from limelight.translate.warm_start import begin_with
+
+_SHARES = ("names", "numbers", "phrases", "quotes", "joined")
+_MAY_BE_ZERO = ("dropout", "label_smoothing", "warm_up", "seed", "average", "bfloat16", *_SHARES)
 
 
 @dataclass(frozen=True)
@@ -38,18 +45,29 @@ class Recipe:
     dropout: float = 0.1
     label_smoothing: float = 0.1
     epochs: int = 20
+    part: float = 1.0  # share of the pairs that an epoch has
     tokens: int = 2500  # of the targets of a batch
     rate: float = 1e-3  # at its highest, after the warm-up; it falls to 0 as a cosine
     warm_up: int = 1500
     clip: float = 1.0  # of the gradient's norm
     average: float = 0.999  # of the parameters: what is validated and kept is their moving average
+    blend: float = 1.0  # share of what was trained in what is kept; the rest are the parameters that it started from
     held_out: int = 1500
+    validated: int = 300  # sentences that BLEU after every epoch is measured on; none of those that are held out
     patience: int = 5  # epochs without a better BLEU, after which training ends
+    falling: float = 1.0  # share of the training, at its end, in which the rate falls
+    names: float = 0.6  # of the pairs with a name on both sides, those that get another one in an epoch
+    numbers: float = 0.6  # the same of numbers
+    phrases: float = 0.06  # of all pairs, those that get a phrase with a number or a name
+    quotes: float = 0.02  # of all pairs, those that get quotation marks
+    joined: float = 0.45  # of all pairs, those that are joined to long sentences
+    longest: int = 65  # words of a joined sentence
+    bfloat16: bool = False  # matrix products in bfloat16: twice as fast where the processor has them
     seed: int = 1
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            least = 0 if name in ("dropout", "label_smoothing", "warm_up", "seed", "average") else 1e-12
+            least = 0 if name in _MAY_BE_ZERO else 1e-12
             if not isinstance(value, (int, float)):
                 raise TypeError(f"{name} = {value!r} must be a number")
             if not value >= least:
@@ -57,8 +75,16 @@ class Recipe:
         for name in ("dropout", "label_smoothing", "average"):
             if getattr(self, name) >= 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be below 1")
+        for name in ("part", "falling", "blend", *_SHARES):
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at most 1")
         if self.width % self.heads:
             raise ValueError(f"width = {self.width} must be a multiple of heads = {self.heads}")
+
+    @property
+    def shares(self) -> Shares:
+        """How much of the pairs is changed in an epoch."""
+        return Shares(**{name: getattr(self, name) for name in _SHARES}, longest=self.longest)
 
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """Of the original Transformer, in the words of Marian's checkpoints."""
@@ -108,6 +134,7 @@ class _State:
     model: Seq2Seq
     average: dict[str, Tensor]
     optimizer: torch.optim.Optimizer
+    begun: dict[str, Tensor]  # the parameters at first
     step: int = 0
     epoch: int = 0
     done: int = 0
@@ -119,39 +146,43 @@ def train(
     folder: str | Path,
     recipe: Recipe,
     *,
+    start: str | Path | None = None,
+    finish: bool = False,
     watch: Callable[[Progress], None] = lambda _: None,
     scored: Callable[[int, float], None] = lambda *_: None,
     save_every: float = 300.0,
 ) -> float:
     """Trains on ``pairs`` and leaves the model with the best BLEU in ``folder``, in float16; returns that BLEU.
 
+    BLEU is that of sentences that are not trained on, as they are and changed as the training pairs are; the sentences
+    of ``divide(pairs, recipe.held_out, recipe.seed)`` are not looked at, so that they can be a test.
+
     Where ``folder`` holds a training with the same recipe that was interrupted, it goes on to the same result as if it
-    had not been. ``watch`` is told after every update, ``scored`` after every epoch; every ``save_every`` seconds all
-    is saved.
+    had not been. ``start`` is the folder of a model with the same width to begin with; decoder layers that it does not
+    have are added. ``finish`` trains no further: it leaves the model of a training that was interrupted in an epoch as
+    it is, even where an earlier epoch had a better BLEU. ``watch`` is called after every update, ``scored`` after every
+    epoch; every ``save_every`` seconds all is saved.
     """
     folder = Path(folder)
     _needs_sacrebleu()
-    training, references = divide(pairs, recipe.held_out, recipe.seed)
-    tokenizer = _begin(folder, training, recipe)
-    ids = [
-        (source, target)
-        for source, target in zip(
-            vocabulary.encode(tokenizer, [pair.source for pair in training]),
-            vocabulary.encode(tokenizer, [pair.target for pair in training]),
-            strict=True,
-        )
-    ]
-    state = _restored(folder, recipe, tokenizer)
+    training, references = split_for_training(pairs, recipe)
+    tokenizer = _begin(folder, training, recipe, None if start is None else Path(start))
+    augmenter = Augmenter(training, recipe.shares)
+    state = _restored(folder, recipe, tokenizer, None if start is None else Path(start))
     saved, seen = time.monotonic(), 0
+    if finish:
+        with _averaged(state, recipe.blend):
+            models.save(copy.deepcopy(state.model).half(), folder)
+            return bleu(state.model, tokenizer, references)
     while state.epoch < recipe.epochs and not _ended(state.scores, recipe.patience):
-        for count, batch in _rest_of_epoch(ids, state, recipe, tokenizer):
+        for count, batch in _rest_of_epoch(augmenter, state, recipe, tokenizer):
             loss = _update(state, batch, recipe, (state.epoch + state.done / count) / recipe.epochs)
             seen += int(batch.source_lengths.sum() + batch.target_lengths.sum())
             watch(Progress(state.step, state.epoch, state.done, count, loss, seen))
             if time.monotonic() - saved > save_every:
                 _save(folder, state)
                 saved = time.monotonic()
-        with _averaged(state):
+        with _averaged(state, recipe.blend):
             score = bleu(state.model, tokenizer, references)
             if score > max(state.scores, default=-1.0):
                 models.save(copy.deepcopy(state.model).half(), folder)
@@ -162,14 +193,29 @@ def train(
     return max(state.scores)
 
 
+def split_for_training(pairs: list[Pair], recipe: Recipe) -> tuple[list[Pair], dict[str, list[str]]]:
+    """Pairs to train on, and sentences with their translations to validate on: as they are, and changed."""
+    training, _ = divide(pairs, recipe.held_out, recipe.seed)
+    training, plain = divide(training, recipe.validated, recipe.seed)
+    kept = [Pair(source, target) for source, targets in plain.items() for target in targets]
+    changed = Augmenter(kept, recipe.shares).epoch(f"{recipe.seed} validation")
+    return training, {**{source: [target] for source, target in changed}, **plain}
+
+
 def _ended(scores: list[float], patience: int) -> bool:
     """Whether the last ``patience`` epochs brought nothing better."""
     return len(scores) > patience and max(scores[-patience:]) <= max(scores[:-patience])
 
 
-def _rest_of_epoch(ids: list[Ids], state: _State, recipe: Recipe, tokenizer: Tokenizer) -> Iterator[tuple[int, Batch]]:
-    padding = vocabulary.number(tokenizer, vocabulary.PADDING)
-    every = batches(ids, recipe.tokens, padding, f"{recipe.seed} {state.epoch}")
+def _rest_of_epoch(
+    augmenter: Augmenter, state: _State, recipe: Recipe, tokenizer: Tokenizer
+) -> Iterator[tuple[int, Batch]]:
+    seed = f"{recipe.seed} {state.epoch}"
+    pairs = augmenter.epoch(seed, recipe.part)
+    sources = vocabulary.encode(tokenizer, [pair.source for pair in pairs])
+    targets = vocabulary.encode(tokenizer, [pair.target for pair in pairs])
+    ids = list(zip(sources, targets, strict=True))
+    every = batches(ids, recipe.tokens, vocabulary.number(tokenizer, vocabulary.PADDING), seed)
     for batch in every[state.done :]:
         yield len(every), batch
 
@@ -178,14 +224,16 @@ def _update(state: _State, batch: Batch, recipe: Recipe, share: float) -> float:
     """One step of Adam, at ``share`` of the whole training."""
     state.model.train()
     torch.manual_seed(recipe.seed * 1_000_003 + state.step)  # of dropout: a step has its own, whatever came before
-    loss = loss_of(state.model, batch, recipe.label_smoothing)
+    with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
+        loss = loss_of(state.model, batch, recipe.label_smoothing)
     state.optimizer.zero_grad(set_to_none=True)
     loss.backward()
     nn.utils.clip_grad_norm_(state.model.parameters(), recipe.clip)
     state.step += 1
     warm = state.step / recipe.warm_up if recipe.warm_up else 1.0
+    fallen = max(0.0, (share - 1 + recipe.falling) / recipe.falling)
     for group in state.optimizer.param_groups:
-        group["lr"] = recipe.rate * min(1.0, warm) * 0.5 * (1 + math.cos(math.pi * share))
+        group["lr"] = recipe.rate * min(1.0, warm) * 0.5 * (1 + math.cos(math.pi * fallen))
     state.optimizer.step()
     state.done += 1
     # The average forgets its beginning faster while it is young.
@@ -243,24 +291,19 @@ def _translated(model: Seq2Seq, tokenizer: Tokenizer, texts: list[str], beams: i
     return [found[n] for n in range(len(ids))]
 
 
-class _averaged:
-    """The model with the average of its parameters, for a while."""
-
-    def __init__(self, state: _State) -> None:
-        self.state = state
-
-    def __enter__(self) -> None:
-        self._swap()
-
-    def __exit__(self, *_: object) -> None:
-        self._swap()
-
-    def _swap(self) -> None:
-        with torch.no_grad():
-            for name, x in _parameters(self.state.model).items():
-                other = self.state.average[name].clone()
-                self.state.average[name].copy_(x)
-                x.copy_(other)
+@contextmanager
+def _averaged(state: _State, blend: float) -> Iterator[None]:
+    """The model with the parameters that are kept: their average, mixed with those that training began with."""
+    named = _parameters(state.model)
+    trained = {name: x.clone() for name, x in named.items()}
+    with torch.no_grad():
+        for name, x in named.items():
+            x.copy_(torch.lerp(state.begun[name], state.average[name], blend))
+    try:
+        yield
+    finally:
+        for name, x in named.items():
+            x.copy_(trained[name])
 
 
 def _parameters(model: nn.Module) -> dict[str, Tensor]:
@@ -271,30 +314,41 @@ _RECIPE, _STATE = "recipe.json", "training.safetensors"
 _MOMENTS = "exp_avg", "exp_avg_sq"
 
 
-def _begin(folder: Path, training: list[Pair], recipe: Recipe) -> Tokenizer:
+def _begin(folder: Path, training: list[Pair], recipe: Recipe, start: Path | None) -> Tokenizer:
     """The vocabulary of this training, which must have the recipe of an earlier one in the same folder."""
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256("\n".join(f"{a}\t{b}" for a, b in training).encode()).hexdigest()
     wanted = {**asdict(recipe), "pairs": len(training), "digest of the pairs": digest}
+    if start is not None:
+        wanted["digest of the start"] = hashlib.sha256((start / "model.safetensors").read_bytes()).hexdigest()
     if (folder / _RECIPE).is_file():
         found = json.loads((folder / _RECIPE).read_text(encoding="utf-8"))
         clash = [f"{name} = {found.get(name)}, not {x}" for name, x in wanted.items() if found.get(name) != x]
         if clash:
             raise ValueError(f"{folder} holds a training with {'; '.join(clash)}: give the same, or another folder")
         return vocabulary.read(folder)
-    tokenizer = vocabulary.learn((text for pair in training for text in pair), recipe.vocabulary)
+    if start is not None:
+        tokenizer = vocabulary.read(start)
+    else:
+        tokenizer = vocabulary.learn((text for pair in training for text in pair), recipe.vocabulary)
+    tokenizer = vocabulary.with_letters(tokenizer)
     tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / WORDS).write_text("\n".join(known_words(training)) + "\n", encoding="utf-8")
+    stand_ins.write(folder, stand_ins.learn(training))
     (folder / _RECIPE).write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
     return tokenizer
 
 
-def _restored(folder: Path, recipe: Recipe, tokenizer: Tokenizer) -> _State:
+def _restored(folder: Path, recipe: Recipe, tokenizer: Tokenizer, start: Path | None) -> _State:
     torch.manual_seed(recipe.seed)
     model = models.build(recipe.config(tokenizer))
     assert isinstance(model, Seq2Seq)
+    if start is not None:
+        begin_with(model, models.load(start, dtype=torch.float32))
     named = dict(model.named_parameters())
     optimizer = torch.optim.Adam(named.values(), lr=recipe.rate, betas=(0.9, 0.98), eps=1e-9, fused=True)
-    state = _State(model, {name: x.clone() for name, x in _parameters(model).items()}, optimizer)
+    average, begun = ({name: x.clone() for name, x in _parameters(model).items()} for _ in range(2))
+    state = _State(model, average, optimizer, begun)
     if not (folder / _STATE).is_file():
         return state
     tensors = load_file(folder / _STATE)

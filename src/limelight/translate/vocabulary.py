@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import unicodedata
 from collections.abc import Iterable
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -14,6 +16,18 @@ END, UNKNOWN, PADDING = "</s>", "<unk>", "<pad>"
 
 # A word keeps the space before it and an apostrophe after it (l', n', qu'); digits stand alone; marks keep together.
 _PIECES = r"▁?[\p{L}\p{M}]+'?|▁?\p{N}|▁?[^\p{L}\p{M}\p{N}▁]+|▁+"
+
+# ASCII, Latin-1, Latin Extended-A, a few letters of Extended-B (Romanian, Vietnamese), and Vietnamese.
+_LETTERS = (
+    *range(0x21, 0x7F),
+    *range(0xC0, 0x180),
+    0x1A0,
+    0x1A1,
+    0x1AF,
+    0x1B0,
+    *range(0x218, 0x21C),
+    *range(0x1EA0, 0x1EFA),
+)
 
 
 def learn(sentences: Iterable[str], size: int) -> Tokenizer:
@@ -37,6 +51,19 @@ def learn(sentences: Iterable[str], size: int) -> Tokenizer:
     ended = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, number(tokenizer, END))])
     tokenizer.post_processor = ended
     return tokenizer
+
+
+def with_letters(tokenizer: Tokenizer) -> Tokenizer:
+    """The same vocabulary with a piece for every Latin letter and every sign of ASCII, so that any name has pieces.
+
+    What it had keeps its ids; the new pieces come after them.
+    """
+    data = json.loads(tokenizer.to_str())
+    pieces: dict[str, int] = data["model"]["vocab"]
+    for c in map(chr, _LETTERS):
+        if c not in pieces and (c.isalpha() or c.isascii()) and unicodedata.normalize("NFC", c) == c:
+            pieces[c] = len(pieces)
+    return Tokenizer.from_str(json.dumps(data))
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:

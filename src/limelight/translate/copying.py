@@ -1,0 +1,106 @@
+"""Numbers, names and quotation marks that a translation must keep: which there are, and which were lost."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from limelight.translate.numerals import NUMBER, in_french, numbers
+
+WORDS = "words.txt"  # in a model's folder: the English words that it knows, which are no names to copy
+
+_WORD = re.compile(r"[^\W\d_]+")
+_WORDS = re.compile(r"[^\W\d_]+(?:[ '-][^\W\d_]+)*")
+_QUOTE = re.compile(r'["«»“”]')
+# Words that a translation may write in digits.
+_IN_WORDS = re.compile(
+    r"\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty|thirty|forty|fifty|sixty"
+    r"|seventy|eighty|ninety|hundreds?|thousands?|millions?|billions?|dozens?|half|quarter|noon|midnight|o'clock"
+    r"|first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth|\w+teenth|\w+tieth)\b",
+    re.IGNORECASE,
+)
+
+
+_TITLES = frozenset({"mr", "mrs", "ms", "dr", "st", "prof", "jr", "sr"})
+
+
+def names(text: str, known: frozenset[str] | None) -> list[str]:
+    """Words with a capital that are not among the English words that the model has learned, where these are known.
+
+    >>> names("Yesterday Zelda met Mr. Okonkwo.", frozenset({"yesterday", "met"}))
+    ['Zelda', 'Okonkwo']
+    """
+    found = (word for word in _WORD.findall(text) if _is_name(word, known))
+    return list(dict.fromkeys(found))
+
+
+def _is_name(word: str, known: frozenset[str] | None) -> bool:
+    if known is None or len(word) < 2 or not word[0].isupper():
+        return False
+    return word.lower() not in known and word.lower() not in _TITLES
+
+
+def whole_names(text: str, known: frozenset[str] | None) -> list[str]:
+    """The same with names that follow each other as one.
+
+    >>> whole_names("Zelda saw Lily-Rose Okonkwo.", frozenset({"saw"}))
+    ['Zelda', 'Lily-Rose Okonkwo']
+    """
+    found = _WORDS.finditer(text)
+    split = (re.split(r"([ '-])", run[0]) for run in found)
+    wholes: list[str] = []
+    for parts in split:
+        whole = ""
+        for n in range(0, len(parts), 2):
+            if not _is_name(parts[n], known):
+                wholes.append(whole)
+                whole = ""
+            else:
+                whole += (parts[n - 1] if whole else "") + parts[n]
+        wholes.append(whole)
+    return list(dict.fromkeys(name for name in wholes if name))
+
+
+class Phrase(NamedTuple):
+    """What a translation has to contain, as it is written in French."""
+
+    text: str
+    is_number: bool
+
+
+def phrases(text: str, known: frozenset[str] | None) -> list[Phrase]:
+    """All numbers in digits and all names of a sentence."""
+    found = [Phrase(in_french(number), True) for number in NUMBER.findall(text)]
+    return [*found, *(Phrase(name, False) for name in whole_names(text, known))]
+
+
+def may_write_digits(text: str) -> bool:
+    """Tells whether a sentence has a number in words, which its translation may have in digits."""
+    return _IN_WORDS.search(text) is not None
+
+
+def changes(source: str, target: str, known: frozenset[str] | None) -> list[str]:
+    """What the translation of a sentence does not keep, in words; empty where it keeps everything.
+
+    >>> changes("Zelda paid 5 dollars.", "Elle a payé 50 dollars.", frozenset({"paid"}))
+    ['the number 5 became 50', 'the name Zelda is missing']
+    """
+    here, there = numbers(source), numbers(target)
+    lost, new = here - there, there - here
+    if may_write_digits(source):
+        new = Counter()
+    found = [f"the number {a} became {b}" for a, b in zip(lost.elements(), new.elements(), strict=False)]
+    found += [f"the number {number} is missing" for number in list(lost.elements())[new.total() :]]
+    found += [f"the number {number} was added" for number in list(new.elements())[lost.total() :]]
+    written = set(_WORD.findall(target))
+    found += [f"the name {name} is missing" for name in names(source, known) if name not in written]
+    if len(_QUOTE.findall(source)) > len(_QUOTE.findall(target)):
+        found.append("quotation marks are missing")
+    return found
+
+
+def read_words(lines: Iterable[str]) -> frozenset[str]:
+    """English words, one a line."""
+    return frozenset(line.strip() for line in lines if line.strip())

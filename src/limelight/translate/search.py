@@ -1,0 +1,163 @@
+"""Beam search for a translation that contains given phrases, after Post & Vilar (2018).
+
+Hypotheses are sorted by how many tokens of phrases they contain, and each of these groups keeps its own best ones: a
+hypothesis that has begun a phrase, which the model finds unlikely, competes with others that are as far, and not with
+those that leave it out. One ends only when it contains all phrases. Digits are written as part of a phrase only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from limelight import KVCache
+from limelight.nn import Seq2Seq
+from limelight.translate import vocabulary
+from limelight.translate.copying import Phrase
+
+_IN_GROUP = 3  # hypotheses with as many tokens of phrases
+
+
+@dataclass(frozen=True)
+class _Goal:
+    """A phrase as tokens: after a space, and right after an apostrophe, a hyphen or a sign."""
+
+    ways: tuple[tuple[int, ...], ...]
+    is_number: bool
+
+
+@dataclass(frozen=True)
+class _Hypothesis:
+    """Tokens that were written, which goals they contain, and the way through a goal that was begun."""
+
+    tokens: tuple[int, ...]
+    score: float
+    reached: frozenset[int]
+    under_way: tuple[int, int, int] | None = None  # goal, way, tokens of it that were written
+    closed: bool = False  # a goal ends here, and no letter or digit may follow directly
+    complete: int = 0  # tokens of the goals that it contains
+
+    @property
+    def group(self) -> int:
+        return self.complete + (self.under_way[2] if self.under_way is not None else 0)
+
+
+class PhraseSearch:
+    """Writes translations that contain phrases."""
+
+    def __init__(self, model: Seq2Seq, tokenizer: Tokenizer) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.end = vocabulary.number(tokenizer, vocabulary.END)
+        self.start = vocabulary.number(tokenizer, vocabulary.PADDING)
+        pieces = [tokenizer.id_to_token(n) or "" for n in range(tokenizer.get_vocab_size())]
+        self.digits = torch.tensor([any(map(str.isdigit, piece)) for piece in pieces])
+        self.continues = torch.tensor([piece[:1].isalnum() for piece in pieces])
+        self.ends_word = [piece[-1:].isalnum() and n != self.start for n, piece in enumerate(pieces)]
+
+    @torch.no_grad()
+    def __call__(
+        self, source: Sequence[int], phrases: Sequence[Phrase], longest: int, digits: bool
+    ) -> list[int] | None:
+        """The best tokens found, with the start and the end; None where none was found.
+
+        ``digits`` allows others than those of the phrases.
+        """
+        goals = [self._goal(phrase) for phrase in phrases]
+        context = self.model.encode(torch.tensor([list(source)]))
+        beams = [_Hypothesis((self.start,), 0.0, frozenset())]
+        cache, new = KVCache(), torch.tensor([[self.start]])
+        ended: list[_Hypothesis] = []
+        for _ in range(longest):
+            logits = self.model.decode(new, context.expand(len(beams), -1, -1), cache=cache, last=True)[:, -1]
+            scores = logits.float().log_softmax(-1)
+            scores[:, list(self.model.never)] = -torch.inf
+            if not digits:
+                scores = scores.masked_fill(self.digits, -torch.inf)
+            allowed = logits.float().log_softmax(-1)
+            found = [
+                (row, next_one)
+                for row, beam in enumerate(beams)
+                for next_one in self._continued(beam, goals, scores[row], allowed[row])
+            ]
+            ended += [h for _, h in found if h.tokens[-1] == self.end]
+            kept = _kept([(row, h) for row, h in found if h.tokens[-1] != self.end])
+            if not kept or _settled(ended, [h for _, h in kept], longest):
+                break
+            beams = [h for _, h in kept]
+            cache.reorder(torch.tensor([row for row, _ in kept]))
+            new = torch.tensor([[h.tokens[-1]] for h in beams])
+        return list(max(ended, key=_mean).tokens) if ended else None
+
+    def _goal(self, phrase: Phrase) -> _Goal:
+        apart = self.tokenizer.encode(phrase.text, add_special_tokens=False).ids
+        before = len(self.tokenizer.encode("l'", add_special_tokens=False).ids)
+        joined = self.tokenizer.encode("l'" + phrase.text, add_special_tokens=False).ids[before:]
+        return _Goal(tuple(dict.fromkeys((tuple(apart), tuple(joined)))), phrase.is_number)
+
+    def _continued(
+        self, beam: _Hypothesis, goals: Sequence[_Goal], scores: Tensor, allowed: Tensor
+    ) -> Iterator[_Hypothesis]:
+        """What may follow a hypothesis: the likeliest tokens, and the next token of every goal."""
+        if beam.under_way is not None:
+            goal, way, done = beam.under_way
+            yield self._stepped(beam, goals, goal, way, done, allowed)
+            if goals[goal].is_number:
+                return
+        if beam.closed:
+            scores = scores.masked_fill(self.continues, -torch.inf)
+        end, scores = float(scores[self.end]), scores.clone()
+        scores[self.end] = -torch.inf
+        if len(beam.reached) == len(goals):
+            yield replace(beam, tokens=(*beam.tokens, self.end), score=beam.score + end)
+        best = scores.topk(2 * _IN_GROUP)
+        for token, score in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+            if score > -torch.inf:
+                yield replace(
+                    beam, tokens=(*beam.tokens, token), score=beam.score + score, under_way=None, closed=False
+                )
+        if beam.under_way is None:
+            for n, goal_ahead in enumerate(goals):
+                for way in range(len(goal_ahead.ways)):
+                    first = goal_ahead.ways[way][0]
+                    inside = bool(self.continues[first]) and self.ends_word[beam.tokens[-1]]
+                    if n not in beam.reached and not inside:
+                        yield self._stepped(beam, goals, n, way, 0, allowed)
+
+    def _stepped(
+        self, beam: _Hypothesis, goals: Sequence[_Goal], goal: int, way: int, done: int, allowed: Tensor
+    ) -> _Hypothesis:
+        tokens = goals[goal].ways[way]
+        token = tokens[done]
+        written, score = (*beam.tokens, token), beam.score + float(allowed[token])
+        if done + 1 == len(tokens):
+            reached, complete = beam.reached | {goal}, beam.complete + len(tokens)
+            return _Hypothesis(written, score, reached, closed=True, complete=complete)
+        return replace(beam, tokens=written, score=score, under_way=(goal, way, done + 1), closed=False)
+
+
+def _mean(hypothesis: _Hypothesis) -> float:
+    return hypothesis.score / (len(hypothesis.tokens) - 1)
+
+
+def _kept(found: list[tuple[int, _Hypothesis]]) -> list[tuple[int, _Hypothesis]]:
+    """The best of every group, each text once."""
+    groups: dict[int, list[tuple[int, _Hypothesis]]] = {}
+    seen = set()
+    for row, h in sorted(found, key=lambda x: (-x[1].score, x[1].under_way is None)):
+        group = groups.setdefault(h.group, [])
+        if len(group) < _IN_GROUP and (h.tokens, h.under_way, h.reached) not in seen:
+            seen.add((h.tokens, h.under_way, h.reached))
+            group.append((row, h))
+    return [x for group in groups.values() for x in group]
+
+
+def _settled(ended: Sequence[_Hypothesis], going: Sequence[_Hypothesis], longest: int) -> bool:
+    """Tells whether no hypothesis that goes on can become better than the best that has ended."""
+    if not ended:
+        return False
+    best = max(map(_mean, ended))
+    return best >= max(h.score for h in going) / longest

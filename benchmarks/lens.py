@@ -27,7 +27,7 @@ from torch import Tensor
 
 import limelight as ll
 from attention import best
-from limelight.lens import huggingface
+from limelight.lens.hf import registration
 
 LENGTH = 4096
 BASE = {"vocab_size": 1000, "hidden_size": 768, "num_hidden_layers": 2, "num_attention_heads": 12}
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
-    huggingface.register()
+    registration.register()
     hf.logging.set_verbosity_error()
     console = Console()
     found: dict[str, Any] = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__}

@@ -30,9 +30,9 @@ template <class C> void add_diagonals(const Block<C>& b, const C* x, C unit, C* 
     C* to = offsets + b.rows[0].head * all + b.p.N - 1 + b.rows[0].position - b.first - (b.n - 1);
     for (int64_t c = 0; c < columns; c += W) {
         Vec<C> total{};
-        const int64_t begin = most(0, b.n - 1 - c - (W - 1)), end = least(b.n, b.n - 1 - c + b.lanes);
+        const int64_t begin = max(0, b.n - 1 - c - (W - 1)), end = min(b.n, b.n - 1 - c + b.lanes);
         for (int64_t j = begin; j < end; ++j) total += load(panel + j * pitch + W + c - (b.n - 1) + j);
-        for (int i = 0; i < least(W, columns - c); ++i) to[c + i] += total[i] * unit;
+        for (int i = 0; i < min(W, columns - c); ++i) to[c + i] += total[i] * unit;
     }
 }
 

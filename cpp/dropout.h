@@ -53,7 +53,7 @@ template <class C, class F> LIMELIGHT_INLINE void for_kept(const Block<C>& b, F&
     for (int r = 0; r < b.lanes; r += W) {
         Wide query[parts], head[parts];
         for (int i = 0; i < W; ++i) {
-            const Row& row = b.rows[least(r + i, b.row_count - 1)];
+            const Row& row = b.rows[min(r + i, b.row_count - 1)];
             query[i % parts][i / parts] = row.query;
             head[i % parts][i / parts] = row.head;
         }
@@ -77,7 +77,7 @@ template <class C, class F> LIMELIGHT_INLINE void for_kept(const Block<C>& b, F&
 }
 
 // Removes the weights that are not kept.
-template <class C> void drop(const Block<C>& b) {
+template <class C> void drop_weights(const Block<C>& b) {
     for_kept(b, [&](int64_t i, IntVec<C> kept) { store(b.s + i, (Vec<C>)(kept & (IntVec<C>)load(b.s + i))); });
 }
 

@@ -1,24 +1,106 @@
-// Attention over a whole problem: cut into tasks, run on threads, joined.
+// Attention over a whole problem: tasks, and the sums of rows whose keys are split over tasks.
 #pragma once
 
-#include <string>
-#include <vector>
+#include <memory>
 
-#include "problem.h"
+#include "large_pages.h"
+#include "tile_group.h"
 
-namespace limelight {
+namespace limelight::LIMELIGHT_ISA {
 
-void forward(const Problem& p, int threads);
+template <class C>
+void write_row(const Problem& p, int64_t batch, const Row& row, const RowResult<C>& end, const C* o) {
+    with_element_type(p.out.type, [&](auto e) {
+        using E = decltype(e);
+        E* to = reinterpret_cast<E*>(address(p.out, batch, row.head, row.query));
+        for (int64_t d = 0; d < p.Dv; ++d) to[d] = narrow<E>(end.empty ? C(0) : o[d] * end.factor);
+    });
+    write_normalisers(p, batch, row, end);
+}
 
-// The instruction sets that this machine has, the best last, and the one in use. LIMELIGHT_ISA in
-// the environment, or set_isa, forces one.
-std::vector<std::string> available_isas();
-std::string isa();
-void set_isa(const std::string& name);
+// The running sums of a row whose keys are split: m, l and o, one after the other.
+inline int64_t partial_width(const Problem& p) { return p.Dv + 2; }
 
-// What the machine itself can do with this instruction set: floating-point operations a second in
-// multiply-adds (of doubles if `wide`), and bytes a second read from memory.
-double peak_flops(int threads, bool wide);
-double read_bandwidth(int threads);
+// Writes the rows of a tile that has met all keys, or their running sums to `partial`, which belongs to the chunk.
+template <class C> void finish_tile(const Problem& p, int64_t batch, const QueryTile<C>& x, int64_t first_row, C* rows,
+                                    C* partial) {
+    if (x.decode) rows = x.o;
+    else transpose(x.o, x.lanes(), p.Dv, x.lanes(), rows, p.Dv);
+    for (int r = 0; r < x.row_count; ++r) {
+        const C* o = rows + r * p.Dv;
+        if (!partial) {
+            write_row(p, batch, x.rows[r], finish_row(p, x.rows[r].head, x.m[r], x.l[r]), o);
+            continue;
+        }
+        C* to = partial + (first_row + r) * partial_width(p);
+        to[0] = x.m[r];
+        to[1] = x.l[r];
+        std::memcpy(to + 2, o, p.Dv * sizeof(C));
+    }
+}
 
-}  // namespace limelight
+template <class C> void attend_task(const Problem& p, const Partition& c, const Task& t, C* partial, char* memory) {
+    Arena arena{reinterpret_cast<uintptr_t>(memory)};
+    TileGroup<C> group = lay_out_group<C>(p, c, arena);
+    load_group(p, c, t, group);
+    const auto visit = [&](int64_t, const QueryTile<C>& x, const Operand& k, const Operand& v, const Block<C>& b,
+                           Range masked) { attend(x, k, v, b, masked, group.spare); };
+    for_each_block(p, group, t, visit, [](Range) {});
+    for (int64_t i = 0; i < group.count; ++i) {
+        const QueryTile<C>& x = group.tiles[i];
+        finish_tile(p, t.batch, x, group.first_row + (x.rows - group.rows), group.transposing, partial);
+    }
+}
+
+// Joins the running sums (chunk, row) of one unit; those of the first chunk receive the others'.
+template <class C> void join_chunks(const Problem& p, const Partition& c, int64_t batch, int64_t unit, C* chunks) {
+    const int64_t width = partial_width(p);
+    for (int64_t r = 0; r < c.rows; ++r) {
+        C* total = chunks + r * width;
+        const auto part = [&](int64_t i) { return chunks + (i * c.rows + r) * width; };
+        C top = total[0];
+        for (int64_t i = 1; i < c.chunks; ++i) top = larger(part(i)[0], top);
+        const C safe = top == -kInf<C> ? C(0) : top;
+        for (int64_t i = 0; i < c.chunks; ++i) {
+            const C share = std::exp2(part(i)[0] - safe);
+            for (int64_t d = 1; d < width; ++d) total[d] = (i ? total[d] : C(0)) + part(i)[d] * share;
+        }
+        const Row row = row_of_unit(p, c, batch, unit, r);
+        write_row(p, batch, row, finish_row(p, row.head, top, total[1]), total + 2);
+    }
+}
+
+// The largest norms of the keys of every block, where they let blocks be skipped; p.key_norms points to them.
+template <class C> std::unique_ptr<C[]> measure_key_norms(Problem& p, int threads) {
+    if (!can_skip_by_distance(p)) return nullptr;
+    const int64_t blocks = ceil_div(p.M, kBlock);
+    std::unique_ptr<C[]> norms(new C[p.B * p.Hkv * blocks]);
+    p.key_norms = reinterpret_cast<const char*>(norms.get());
+    parallel(p.B * p.Hkv, threads, max(p.D, p.Dv) * sizeof(C), [&](int64_t unit, char* scratch) {
+        block_key_norms(p, unit / p.Hkv, unit % p.Hkv, norms.get() + unit * blocks, reinterpret_cast<C*>(scratch));
+    });
+    return norms;
+}
+
+template <class C> void forward(Problem p, int threads) {
+    const std::unique_ptr<C[]> key_norms = measure_key_norms<C>(p, threads);
+    const Partition c = partition<C>(p);
+    advise_large_pages(p.out, p.B, p.Hq, p.N, p.Dv);
+    if (p.multiplications() < kWorthAThread) threads = 1;
+
+    const bool split = c.chunks > 1;
+    const int64_t of_chunk = c.rows * partial_width(p);
+    const std::unique_ptr<C[]> partials(split ? new C[p.B * c.units * c.chunks * of_chunk] : nullptr);
+    const auto partial = [&](int64_t unit, int64_t chunk) {
+        return split ? partials.get() + (unit * c.chunks + chunk) * of_chunk : nullptr;
+    };
+    Arena measure{0};
+    lay_out_group<C>(p, c, measure);
+    for_each_task(p, c, threads, measure.next, [&](const Task& t, int64_t unit, char* scratch) {
+        attend_task(p, c, t, partial(unit, t.chunk), scratch);
+    });
+    for (int64_t unit = 0; split && unit < p.B * c.units; ++unit)
+        join_chunks(p, c, unit / c.units, unit % c.units, partial(unit, 0));
+}
+
+}  // namespace limelight::LIMELIGHT_ISA

@@ -12,71 +12,77 @@
 #include "diagonals.h"
 #include "dropout.h"
 #include "product.h"
-#include "reach.h"
+#include "alibi_skip.h"
 
 namespace limelight::LIMELIGHT_ISA {
 
-// Strips that visit a block together: their rows make one long sum for dK and dV.
-constexpr int kVisitors = 2;
+// Some rows of the query heads of one key head, one head after the other, against a range of keys.
+template <class C> struct GradientTask {
+    int64_t batch, head;  // of the keys
+    int64_t row_begin, row_end, key_begin, key_end;
+    C *offsets, *slopes;  // sums of its own, as in Gradients
+};
+
+// Tiles that meet a block together: their rows make one long sum for dK and dV.
+constexpr int kGradientTiles = 2;
 
 template <class C> constexpr C kLog2 = C(0.69314718055994530942);
 
-template <class C> struct Visitor {
+template <class C> struct GradientTile {
     int vectors, row_count;
-    bool strange;  // some log-sum-exp is NaN
+    bool not_finite;  // some log-sum-exp is NaN
     const Row* rows;
-    C *q, *dout, *dq;       // (feature, lane); dout times log 2
-    C *q_rows, *dout_rows;  // (row, feature)
-    C *lse, *delta;         // by lane: log-sum-exp in units of log 2, δ times log 2
-    C *heat, *lean;         // by lane: Σ dx · x, Σ dx · |distance|
-    C *weights, *dx;        // (key, lane) of a block
-    C *logits, *steepness;  // the same, where they are needed
-    Reach<C>* reach;        // by row, or null
+    C *q, *dout, *dq;            // (feature, lane); dout times log 2
+    C *q_rows, *dout_rows;       // (row, feature)
+    C *lse, *delta;              // by lane: log-sum-exp in units of log 2, δ times log 2
+    C *d_temperature, *d_slope;  // by lane: Σ dx · x, Σ dx · |distance|
+    C *weights, *dx;             // (key, lane) of a block
+    C *logits, *softcap_slope;   // the same, where they are needed
+    LogitBound<C>* bounds;       // by row, or null
 
     int lanes() const { return vectors * kWidth<C>; }
 };
 
-// What a thread works with.
-template <class C> struct Desk {
+template <class C> struct GradientScratch {
     Row* rows;
-    Visitor<C> visitors[kVisitors];
-    C *k, *v;   // copies of a block
-    C* spare;   // for the logits, and a panel of dx with its margins
-    C* ones;    // by lane
+    GradientTile<C> tiles[kGradientTiles];
+    C *k, *v;  // copies of a block
+    C* spare;  // for the logits, and a panel of dx with its margins
+    C* ones;   // by lane
 };
 
-template <class C> Desk<C> lay_out(const Problem& p, const Gradients& g, Arena& arena) {
+template <class C> GradientScratch<C> lay_out_gradient(const Problem& p, const Gradients& g, Arena& arena) {
     constexpr int lanes = kMaxLanes<C>;
     const int64_t D = whole_vectors<C>(p.D), Dv = whole_vectors<C>(p.Dv);
-    Desk<C> desk;
-    desk.rows = arena.take<Row>(kVisitors * lanes);
-    for (Visitor<C>& x : desk.visitors) {
+    GradientScratch<C> scratch;
+    scratch.rows = arena.take<Row>(kGradientTiles * lanes);
+    for (GradientTile<C>& x : scratch.tiles) {
         x.q = arena.take<C>(lanes * p.D);
         x.dout = arena.take<C>(lanes * p.Dv);
         x.dq = arena.take<C>(lanes * p.D);
         x.lse = arena.take<C>(4 * lanes);
-        x.delta = x.lse + lanes, x.heat = x.lse + 2 * lanes, x.lean = x.lse + 3 * lanes;
+        x.delta = x.lse + lanes, x.d_temperature = x.lse + 2 * lanes, x.d_slope = x.lse + 3 * lanes;
         x.weights = arena.take<C>(kBlock * lanes);
         x.dx = arena.take<C>(kBlock * lanes);
-        x.logits = g.heat ? arena.take<C>(kBlock * lanes) : nullptr;
-        x.reach = p.reach ? arena.take<Reach<C>>(lanes) : nullptr;
-        x.steepness = p.softcap ? arena.take<C>(kBlock * lanes) : nullptr;
+        x.logits = g.d_temperature ? arena.take<C>(kBlock * lanes) : nullptr;
+        x.bounds = p.key_norms ? arena.take<LogitBound<C>>(lanes) : nullptr;
+        x.softcap_slope = p.softcap ? arena.take<C>(kBlock * lanes) : nullptr;
     }
-    C* q_rows = arena.take<C>(kVisitors * lanes * D);
-    C* dout_rows = arena.take<C>(kVisitors * lanes * Dv);
-    for (int i = 0; i < kVisitors; ++i) {
-        desk.visitors[i].q_rows = q_rows + i * lanes * D;
-        desk.visitors[i].dout_rows = dout_rows + i * lanes * Dv;
+    C* q_rows = arena.take<C>(kGradientTiles * lanes * D);
+    C* dout_rows = arena.take<C>(kGradientTiles * lanes * Dv);
+    for (int i = 0; i < kGradientTiles; ++i) {
+        scratch.tiles[i].q_rows = q_rows + i * lanes * D;
+        scratch.tiles[i].dout_rows = dout_rows + i * lanes * Dv;
     }
-    desk.k = arena.take<C>(kBlock * p.D);
-    desk.v = arena.take<C>(kBlock * p.Dv);
+    scratch.k = arena.take<C>(kBlock * p.D);
+    scratch.v = arena.take<C>(kBlock * p.Dv);
     const int64_t panel = g.offsets ? kDiagonalPanel<C> : g.bias.data ? kBlock * lanes : 0;
-    desk.spare = arena.take<C>(most(most(logits_scratch(p, lanes), panel), lanes * most(p.D, p.Dv) + 2 * lanes));
-    desk.ones = arena.take<C>(lanes);
-    return desk;
+    scratch.spare = arena.take<C>(max(max(logits_scratch(p, lanes), panel), lanes * max(p.D, p.Dv) + 2 * lanes));
+    scratch.ones = arena.take<C>(lanes);
+    return scratch;
 }
 
-template <class C> void welcome(const Problem& p, const Gradients& g, int64_t batch, Visitor<C>& x, C* spare) {
+template <class C> void load_tile(const Problem& p, const Gradients& g, int64_t batch, GradientTile<C>& x, C* spare) {
     const int64_t D = whole_vectors<C>(p.D), Dv = whole_vectors<C>(p.Dv);
     const int lanes = x.lanes();
     gather(p.q, batch, x.rows, x.row_count, lanes, p.D, query_factor<C>(p), x.q_rows, D);
@@ -85,9 +91,9 @@ template <class C> void welcome(const Problem& p, const Gradients& g, int64_t ba
     transpose(x.dout_rows, Dv, lanes, p.Dv, x.dout, lanes);
     for (int64_t i = 0; i < lanes * p.Dv; i += kWidth<C>) store(x.dout + i, load(x.dout + i) * kLog2<C>);
     std::memset(x.dq, 0, lanes * p.D * sizeof(C));
-    x.strange = false;
+    x.not_finite = false;
     for (int r = 0; r < lanes; ++r) {
-        const Row& row = x.rows[least(r, x.row_count - 1)];
+        const Row& row = x.rows[min(r, x.row_count - 1)];
         const int64_t at = (batch * p.Hq + row.head) * p.N + row.query;
         widen_row(address(p.out, batch, row.head, row.query), p.out.type, p.Dv, C(1), spare, p.Dv);
         C delta;
@@ -95,20 +101,20 @@ template <class C> void welcome(const Problem& p, const Gradients& g, int64_t ba
         if (g.dlse) delta -= reinterpret_cast<const C*>(g.dlse)[at];
         if (g.delta) reinterpret_cast<C*>(g.delta)[at] = delta;
         const C lse = reinterpret_cast<const C*>(p.lse)[at];
-        x.strange |= lse != lse;
+        x.not_finite |= lse != lse;
         x.lse[r] = lse == -kInf<C> ? C(0) : lse * kLog2e<C>;  // nothing allowed: 2^(−∞ − 0) = 0
         x.delta[r] = delta * kLog2<C>;
-        x.heat[r] = x.lean[r] = 0;
-        if (x.reach && r < x.row_count) {
-            x.reach[r] = reach_of(p, batch, row, spare);
-            if (!(delta - delta == C(0))) x.reach[r].norm = kInf<C>;  // what is not finite reaches all keys
+        x.d_temperature[r] = x.d_slope[r] = 0;
+        if (x.bounds && r < x.row_count) {
+            x.bounds[r] = logit_bound(p, batch, row, spare);
+            if (!(delta - delta == C(0))) x.bounds[r].norm = kInf<C>;  // what is not finite reaches all keys
         }
     }
 }
 
 // b.s = P ∘ F and x.dx = dx from logits in b.s and dO Vᵀ in x.dx. What has no weight has no gradient, even
 // where its value is not finite.
-template <class C, int NV> void weigh(const Visitor<C>& x, const Block<C>& b, C* dx) {
+template <class C, int NV> void logit_gradients(const GradientTile<C>& x, const Block<C>& b, C* dx) {
     constexpr int W = kWidth<C>, lanes = NV * W;
     const bool drops = b.p.dropout > 0;
     for (int64_t j = 0; j < b.n; ++j)
@@ -130,21 +136,21 @@ template <class C, int NV> void weigh(const Visitor<C>& x, const Block<C>& b, C*
 }
 
 // Σ dx · x by row, for the temperature.
-template <class C> void add_heat(const Visitor<C>& x, const Block<C>& b, const C* dx, const C* logits) {
+template <class C> void add_d_temperature(const GradientTile<C>& x, const Block<C>& b, const C* dx, const C* logits) {
     for (int64_t i = 0; i < b.n * b.lanes; i += kWidth<C>) {
-        C* to = x.heat + i % b.lanes;
+        C* to = x.d_temperature + i % b.lanes;
         const Vec<C> d = load(dx + i);
         store(to, load(to) + (d == C(0) ? Vec<C>{} : d * load(logits + i)));
     }
 }
 
 // Σ dx · |position − key| by row, for the slopes.
-template <class C> void add_lean(const Visitor<C>& x, const Block<C>& b, const C* dx, C* spare) {
-    const Tilt<C> t = tilt(b, spare);
+template <class C> void add_d_slope(const GradientTile<C>& x, const Block<C>& b, const C* dx, C* spare) {
+    const AlibiBias<C> t = alibi_bias(b, spare);
     for (int64_t i = 0; i < b.n * b.lanes; i += kWidth<C>) {
         const int r = int(i % b.lanes);
-        C* to = x.lean + r;
-        store(to, load(to) + load(dx + i) * magnitude<C>(load(t.ahead + r) - C(i / b.lanes)));
+        C* to = x.d_slope + r;
+        store(to, load(to) + load(dx + i) * magnitude<C>(load(t.distance + r) - C(i / b.lanes)));
     }
 }
 
@@ -163,40 +169,42 @@ template <class C> void add_rows_of(const Grid& g, const Block<C>& b, const C* d
     }
 }
 
-// Everything of one visitor in one block but dQ, dK and dV.
+// Computes the weights and dx of one tile in one block, and adds to every gradient but dQ, dK and dV.
 template <class C, int NV>
-void visit(const Problem& p, const Gradients& g, const Square& task, const Visitor<C>& x, const Operand& k,
-           const Operand& v, const Block<C>& b, C* dx, C* logits, Range partial, C* spare) {
-    const bool tilted = !p.softcap;
-    all_scores<C, NV>(x.q, k.lines<C>().data, k.stride, p.D, b.n, b.s, nullptr, tilted ? tilt(b, spare) : Tilt<C>{});
-    if (!plain(p) || !partial.empty()) to_logits(b, tilted, partial, spare);
+void differentiate_tile(const Problem& p, const Gradients& g, const GradientTask<C>& task, const GradientTile<C>& x,
+                        const Operand& k, const Operand& v, const Block<C>& b, C* dx, C* logits, Range partial,
+                        C* spare) {
+    const bool has_alibi = !p.softcap;
+    all_scores<C, NV>(x.q, k.as_matrix<C>().data, k.stride, p.D, b.n, b.s, nullptr,
+                      has_alibi ? alibi_bias(b, spare) : AlibiBias<C>{});
+    if (!plain(p) || !partial.empty()) to_logits(b, has_alibi, partial, spare);
     if (logits) std::memcpy(logits, b.s, b.n * b.lanes * sizeof(C));
-    all_scores<C, NV>(x.dout, v.lines<C>().data, v.stride, p.Dv, b.n, dx, nullptr, Tilt<C>{});
-    weigh<C, NV>(x, b, dx);
-    if (x.strange) clear_forbidden(b, b.s), clear_forbidden(b, dx);
+    all_scores<C, NV>(x.dout, v.as_matrix<C>().data, v.stride, p.Dv, b.n, dx, nullptr, AlibiBias<C>{});
+    logit_gradients<C, NV>(x, b, dx);
+    if (x.not_finite) clear_forbidden(b, b.s), clear_forbidden(b, dx);
     const C unit = kLog2e<C> / C(p.temperature);
-    if (g.heat) add_heat(x, b, dx, logits);
-    if (g.slopes) add_lean(x, b, dx, spare);
-    if (g.offsets) add_diagonals(b, dx, unit, reinterpret_cast<C*>(task.offsets), spare);
+    if (g.d_temperature) add_d_temperature(x, b, dx, logits);
+    if (g.slopes) add_d_slope(x, b, dx, spare);
+    if (g.offsets) add_diagonals(b, dx, unit, task.offsets, spare);
     if (g.bias.data) add_rows_of(g.bias, b, dx, unit, spare);
-    if (b.steepness)
-        for (int64_t i = 0; i < b.n * b.lanes; i += kWidth<C>) store(dx + i, load(dx + i) * load(b.steepness + i));
+    if (b.softcap_slope)
+        for (int64_t i = 0; i < b.n * b.lanes; i += kWidth<C>) store(dx + i, load(dx + i) * load(b.softcap_slope + i));
 }
 
-// dQ, dK and dV of a block in which something is not finite, which must not reach what may not attend to it
+// dQ, dK and dV of a block in which something is not finite, which must not reach rows that may not attend to it
 // though its weight there is 0. Rare, so plain.
 template <class C>
-void multiply_where_allowed(const Problem& p, int64_t batch, const Visitor<C>* visitors, int count, Range keys,
+void multiply_where_allowed(const Problem& p, int64_t batch, const GradientTile<C>* tiles, int count, Range keys,
                             const Operand& k, C* dk, int64_t dk_stride, C* dv, int64_t dv_stride) {
     const int64_t D = whole_vectors<C>(p.D), Dv = whole_vectors<C>(p.Dv);
     for (int i = 0; i < count; ++i) {
-        const Visitor<C>& x = visitors[i];
+        const GradientTile<C>& x = tiles[i];
         for (int64_t j = 0; j < keys.end - keys.begin; ++j)
             for (int r = 0; r < x.row_count; ++r) {
                 if (!allows(p, x.rows[r], batch, keys.begin + j)) continue;
                 const C weight = x.weights[j * x.lanes() + r], dx = x.dx[j * x.lanes() + r];
                 for (int64_t d = 0; d < p.D; ++d) {
-                    x.dq[d * x.lanes() + r] += dx * k.lines<C>().row(j)[d];
+                    x.dq[d * x.lanes() + r] += dx * k.as_matrix<C>().row(j)[d];
                     dk[j * dk_stride + d] += dx * x.q_rows[r * D + d];
                 }
                 for (int64_t d = 0; d < p.Dv; ++d) dv[j * dv_stride + d] += weight * x.dout_rows[r * Dv + d];
@@ -204,31 +212,31 @@ void multiply_where_allowed(const Problem& p, int64_t batch, const Visitor<C>* v
     }
 }
 
-// All visitors in one block of keys.
+// Differentiates all tiles in one block of keys.
 template <class C>
-void differentiate_block(const Problem& p, const Gradients& g, const Square& task, const Desk<C>& desk, int count,
-                         bool finite, Range block) {
-    Visible seen[kVisitors];
-    Range keys{block.end, block.begin};  // that some visitor sees
+void differentiate_block(const Problem& p, const Gradients& g, const GradientTask<C>& task,
+                         const GradientScratch<C>& scratch, int count, bool finite, Range block) {
+    Visible seen[kGradientTiles];
+    Range keys{block.end, block.begin};  // that some tile sees
     for (int i = 0; i < count; ++i) {
-        const Visitor<C>& x = desk.visitors[i];
+        const GradientTile<C>& x = scratch.tiles[i];
         seen[i] = visible(x.rows, x.row_count, p.spans.count, block);
-        if (vanish(p, task.batch, task.head, x.rows, x.row_count, x.reach, x.lse, seen[i].keys)) seen[i].keys = {0, 0};
-        if (!seen[i].keys.empty())
-            keys = {least(keys.begin, seen[i].keys.begin), most(keys.end, seen[i].keys.end)};
+        if (have_no_weight(p, task.batch, task.head, x.rows, x.row_count, x.bounds, x.lse, seen[i].keys))
+            seen[i].keys = {0, 0};
+        if (!seen[i].keys.empty()) keys = {min(keys.begin, seen[i].keys.begin), max(keys.end, seen[i].keys.end)};
     }
     if (keys.empty()) return;
     const int64_t n = keys.end - keys.begin;
     Operand k = in_place(p.k, task.batch, task.head).from(keys.begin);
     Operand v = in_place(p.v, task.batch, task.head).from(keys.begin);
-    if (copied<C>(p.k, false)) k = copy(k, n, p.D, desk.k);
-    if (copied<C>(p.v, false)) v = copy(v, n, p.Dv, desk.v);
+    if (copied<C>(p.k, false)) k = copy(k, n, p.D, scratch.k);
+    if (copied<C>(p.v, false)) v = copy(v, n, p.Dv, scratch.v);
 
-    bool whole = !p.mask.data;  // everybody sees everything
-    Term<C> of_q[kVisitors], of_dout[kVisitors];
+    bool whole = !p.mask.data;  // every row may attend to every key
+    Term<C> of_q[kGradientTiles], of_dout[kGradientTiles];
     int terms = 0;
     for (int i = 0; i < count; ++i) {
-        const Visitor<C>& x = desk.visitors[i];
+        const GradientTile<C>& x = scratch.tiles[i];
         const int64_t lanes = x.lanes(), m = seen[i].keys.empty() ? 0 : seen[i].keys.end - seen[i].keys.begin;
         const int64_t skip = m ? seen[i].keys.begin - keys.begin : 0;
         whole &= m == n && seen[i].partial.empty();
@@ -240,70 +248,81 @@ void differentiate_block(const Problem& p, const Gradients& g, const Square& tas
         of_q[terms] = {x.dx, lanes, x.q_rows, whole_vectors<C>(p.D), x.row_count};
         of_dout[terms++] = {x.weights, lanes, x.dout_rows, whole_vectors<C>(p.Dv), x.row_count};
         const auto at = [&](C* s) { return s ? s + skip * lanes : s; };
-        const Block<C> b{p, x.rows, x.row_count, int(lanes), task.batch, seen[i].keys.begin, m, at(x.weights), at(x.steepness)};
-        const auto see = x.vectors == 3 ? visit<C, 3> : x.vectors == 2 ? visit<C, 2> : visit<C, 1>;
-        see(p, g, task, x, k.from(skip), v.from(skip), b, at(x.dx), at(x.logits), seen[i].partial, desk.spare);
+        const Block<C> b{p, x.rows,        x.row_count,        int(lanes), task.batch, seen[i].keys.begin,
+                         m, at(x.weights), at(x.softcap_slope)};
+        const auto visit_block = x.vectors == 3   ? differentiate_tile<C, 3>
+                                 : x.vectors == 2 ? differentiate_tile<C, 2>
+                                                  : differentiate_tile<C, 1>;
+        visit_block(p, g, task, x, k.from(skip), v.from(skip), b, at(x.dx), at(x.logits), seen[i].partial,
+                    scratch.spare);
     }
 
     C* dk = reinterpret_cast<C*>(address(g.dk, task.batch, task.head, keys.begin));
     C* dv = reinterpret_cast<C*>(address(g.dv, task.batch, task.head, keys.begin));
     if (!whole && !(finite && all_finite<C>(k, n, p.D)))
-        return multiply_where_allowed(p, task.batch, desk.visitors, count, keys, k, dk, g.dk.row, dv, g.dv.row);
+        return multiply_where_allowed(p, task.batch, scratch.tiles, count, keys, k, dk, g.dk.row, dv, g.dv.row);
     for (int i = 0; i < count; ++i) {
         if (seen[i].keys.empty()) continue;
-        const Visitor<C>& x = desk.visitors[i];
+        const GradientTile<C>& x = scratch.tiles[i];
         const int64_t skip = seen[i].keys.begin - keys.begin, m = seen[i].keys.end - seen[i].keys.begin;
         const Operand mine = k.from(skip);
         const auto add = x.vectors == 3 ? all_values<C, 3> : x.vectors == 2 ? all_values<C, 2> : all_values<C, 1>;
-        add(x.dx + skip * x.lanes(), mine.lines<C>().data, mine.stride, m, p.D, x.dq, desk.ones);
+        add(x.dx + skip * x.lanes(), mine.as_matrix<C>().data, mine.stride, m, p.D, x.dq, scratch.ones);
     }
     product(of_q, terms, n, p.D, dk, g.dk.row);
     product(of_dout, terms, n, p.Dv, dv, g.dv.row);
 }
 
-// The sums of a visitor that has seen all keys of the task.
+// Adds the sums of a tile that has met all keys of the task to the gradients.
 template <class C>
-void farewell(const Problem& p, const Gradients& g, const Square& task, const Visitor<C>& x, C* rows) {
+void store_gradients(const Problem& p, const Gradients& g, const GradientTask<C>& task, const GradientTile<C>& x,
+                     C* rows) {
     transpose(x.dq, x.lanes(), p.D, x.lanes(), rows, p.D);
     for (int r = 0; r < x.row_count; ++r) {
         const Row& row = x.rows[r];
         C* dq = reinterpret_cast<C*>(address(g.dq, task.batch, row.head, row.query));
         for (int64_t d = 0; d < p.D; ++d) dq[d] += rows[r * p.D + d] * query_factor<C>(p);
-        if (g.heat) reinterpret_cast<C*>(g.heat)[(task.batch * p.Hq + row.head) * p.N + row.query] += x.heat[r];
-        if (g.slopes) reinterpret_cast<C*>(task.slopes)[row.head] -= x.lean[r] * kLog2e<C> / C(p.temperature);
+        if (g.d_temperature)
+            reinterpret_cast<C*>(g.d_temperature)[(task.batch * p.Hq + row.head) * p.N + row.query] +=
+                x.d_temperature[r];
+        if (g.slopes) task.slopes[row.head] -= x.d_slope[r] * kLog2e<C> / C(p.temperature);
     }
 }
 
-template <class C> void differentiate(const Problem& p, const Gradients& g, const Square& task, char* memory) {
+template <class C> void differentiate(const Problem& p, const Gradients& g, const GradientTask<C>& task, char* memory) {
     constexpr int W = kWidth<C>, lanes = kMaxLanes<C>;
     Arena arena{reinterpret_cast<uintptr_t>(memory)};
-    Desk<C> desk = lay_out<C>(p, g, arena);
-    for (int i = 0; i < lanes; ++i) desk.ones[i] = 1;
+    GradientScratch<C> scratch = lay_out_gradient<C>(p, g, arena);
+    for (int i = 0; i < lanes; ++i) scratch.ones[i] = 1;
     const bool masked = p.spans.data || p.mask.data;
     const int64_t first_head = task.head * (p.Hq / p.Hkv);
-    for (int64_t from = task.row_begin; from < task.row_end; from += kVisitors * lanes) {
-        const int64_t rows = least(task.row_end - from, kVisitors * lanes);
-        for (int64_t r = 0; r < rows; ++r) desk.rows[r] = row_of(p, task.batch, first_head, from + r);
+    for (int64_t from = task.row_begin; from < task.row_end; from += kGradientTiles * lanes) {
+        const int64_t rows = min(task.row_end - from, kGradientTiles * lanes);
+        for (int64_t r = 0; r < rows; ++r) {
+            const int64_t head = (from + r) / p.N;
+            scratch.rows[r] = row_at(p, task.batch, first_head + head, from + r - head * p.N);
+        }
         const int count = int(ceil_div(rows, lanes));
         bool finite = true;  // of no interest where nothing is masked
         for (int i = 0; i < count; ++i) {
-            Visitor<C>& x = desk.visitors[i];
-            x.rows = desk.rows + i * lanes;
-            x.row_count = int(least(rows - i * lanes, lanes));
+            GradientTile<C>& x = scratch.tiles[i];
+            x.rows = scratch.rows + i * lanes;
+            x.row_count = int(min(rows - i * lanes, lanes));
             x.vectors = int(ceil_div(x.row_count, W));
-            welcome(p, g, task.batch, x, desk.spare);
+            load_tile(p, g, task.batch, x, scratch.spare);
             const auto plain = [&](const C* data, int64_t width) {
-                return all_finite<C>({reinterpret_cast<const char*>(data), kType<C>, whole_vectors<C>(width)}, x.row_count, width);
+                return all_finite<C>({reinterpret_cast<const char*>(data), kType<C>, whole_vectors<C>(width)},
+                                     x.row_count, width);
             };
             finite = finite && (!masked || (plain(x.q_rows, p.D) && plain(x.dout_rows, p.Dv)));
         }
         for (Range run{task.key_begin, task.key_begin};;) {
-            run = next_run(desk.rows, int(rows), p.spans.count, run.end, task.key_end);
+            run = next_run(scratch.rows, int(rows), p.spans.count, run.end, task.key_end);
             if (run.empty()) break;
             for (int64_t j = run.begin; j < run.end; j += kBlock)
-                differentiate_block(p, g, task, desk, count, finite, {j, least(j + kBlock, run.end)});
+                differentiate_block(p, g, task, scratch, count, finite, {j, min(j + kBlock, run.end)});
         }
-        for (int i = 0; i < count; ++i) farewell(p, g, task, desk.visitors[i], desk.spare);
+        for (int i = 0; i < count; ++i) store_gradients(p, g, task, scratch.tiles[i], scratch.spare);
     }
 }
 

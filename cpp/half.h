@@ -5,8 +5,12 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-struct bf16 { uint16_t bits; };
-struct f16 { uint16_t bits; };
+struct bf16 {
+    uint16_t bits;
+};
+struct f16 {
+    uint16_t bits;
+};
 
 template <class To, class From> LIMELIGHT_INLINE To bit_cast(From x) {
     static_assert(sizeof(To) == sizeof(From));
@@ -78,9 +82,7 @@ template <class C> LIMELIGHT_INLINE Vec<float> load_as(const int8_t* p) {
 #endif
 }
 
-template <class C> LIMELIGHT_INLINE Vec<float> load_as(const bf16* p) {
-    return (Vec<float>)(load_bits(p) << 16);
-}
+template <class C> LIMELIGHT_INLINE Vec<float> load_as(const bf16* p) { return (Vec<float>)(load_bits(p) << 16); }
 
 template <class C> LIMELIGHT_INLINE Vec<float> load_as(const f16* p) {
     const WordBits h = load_bits(p);

@@ -7,20 +7,20 @@
 
 #include "exp.h"
 #include "rows.h"
-#include "tile.h"
+#include "register_tile.h"
 
 namespace limelight::LIMELIGHT_ISA {
 
-// A block's place: keys [first, first + n) of batch `batch`, for `rows` of a strip of `lanes` lanes.
+// The scores of a tile of query rows and the keys [first, first + n) of a batch element.
 template <class C> struct Block {
     const Problem& p;
     const Row* rows;
     int row_count, lanes;
     int64_t batch, first, n;
     C* s;
-    C* steepness = nullptr;  // where the softcap's derivative goes, if anybody asks
+    C* softcap_slope = nullptr;  // where the softcap's derivative goes, or null
 
-    // The strip's rows are consecutive queries of one head and fill every lane.
+    // The tile's rows are consecutive queries of one head and fill every lane.
     bool consecutive() const {
         const Row &a = rows[0], &b = rows[row_count - 1];
         return row_count == lanes && a.head == b.head && b.query - a.query == lanes - 1;
@@ -48,25 +48,25 @@ template <class C> void cap(const Block<C>& b) {
     for (int64_t i = 0; i < b.n * b.lanes; i += kWidth<C>) {
         const Vec<C> t = tanh(load(b.s + i) * inside);
         store(b.s + i, outside * t);
-        if (b.steepness) store(b.steepness + i, inside * outside * (C(1) - t * t));
+        if (b.softcap_slope) store(b.softcap_slope + i, inside * outside * (C(1) - t * t));
     }
 }
 
-// The slopes of a strip's heads, and where its rows stand from the block's first key.
-template <class C> Tilt<C> tilt(const Block<C>& b, C* scratch) {
+// The slopes of a tile's heads, and the distances of its rows from the block's first key.
+template <class C> AlibiBias<C> alibi_bias(const Block<C>& b, C* scratch) {
     if (!b.p.slopes) return {nullptr, nullptr};
-    C *slope = scratch, *ahead = scratch + b.lanes;
+    C *slope = scratch, *distance = scratch + b.lanes;
     const C unit = kLog2e<C> / C(b.p.temperature);
     const C* slopes = reinterpret_cast<const C*>(b.p.slopes);
     for (int r = 0; r < b.lanes; ++r) {
-        const Row& row = b.rows[least(r, b.row_count - 1)];
+        const Row& row = b.rows[min(r, b.row_count - 1)];
         slope[r] = -slopes[row.head] * unit;
-        ahead[r] = C(row.position - b.first);
+        distance[r] = C(row.position - b.first);
     }
-    return {slope, ahead};
+    return {slope, distance};
 }
 
-template <class C> void add_tilt(const Block<C>& b, Tilt<C> t) {
+template <class C> void add_alibi(const Block<C>& b, AlibiBias<C> t) {
     for (int64_t j = 0; j < b.n; ++j)
         for (int r = 0; r < b.lanes; r += kWidth<C>) {
             C* s = b.s + j * b.lanes + r;
@@ -74,7 +74,7 @@ template <class C> void add_tilt(const Block<C>& b, Tilt<C> t) {
         }
 }
 
-// s += offset[position − key]: the lanes of a strip of consecutive queries read consecutive offsets.
+// s += offset[position − key]: the lanes of a tile of consecutive queries read consecutive offsets.
 template <class C> void add_offsets(const Block<C>& b) {
     const C* table = reinterpret_cast<const C*>(b.p.offsets) + (b.p.N - 1);
     if (b.consecutive()) {
@@ -94,10 +94,10 @@ template <class C> void add_offsets(const Block<C>& b) {
     }
 }
 
-// s[key][lane] += value(row, key) of a tensor that lies row by row: a panel of rows is turned.
+// s[key][lane] += value(row, key) of a tensor that lies row by row: a panel of rows is transposed.
 template <class C, class Value> void add_rows(const Block<C>& b, C* scratch, Value&& value) {
     C *panel = scratch, *turned = scratch + b.lanes * kBlock;
-    for (int r = 0; r < b.lanes; ++r) value(b.rows[least(r, b.row_count - 1)], panel + r * kBlock);
+    for (int r = 0; r < b.lanes; ++r) value(b.rows[min(r, b.row_count - 1)], panel + r * kBlock);
     transpose(panel, kBlock, b.lanes, b.n, turned, b.lanes);
     for (int64_t i = 0; i < b.n * b.lanes; i += kWidth<C>) store(b.s + i, load(b.s + i) + load(turned + i));
 }
@@ -105,8 +105,8 @@ template <class C, class Value> void add_rows(const Block<C>& b, C* scratch, Val
 template <class C, class E> void add_dense(const Block<C>& b, C unit, C* scratch) {
     const Grid& g = b.p.bias;
     add_rows(b, scratch, [&](const Row& row, C* to) {
-        const E* from = reinterpret_cast<const E*>(g.data) + b.batch * g.batch + row.head * g.head +
-                        row.query * g.row + b.first * g.col;
+        const E* from = reinterpret_cast<const E*>(g.data) + b.batch * g.batch + row.head * g.head + row.query * g.row +
+                        b.first * g.col;
         if (g.col == 1)
             for (int64_t j = 0; j < b.n; ++j) to[j] = in_units(C(widen(from[j])), unit);
         else
@@ -119,7 +119,7 @@ template <class C> void mask_dense(const Block<C>& b, C* scratch) {
     const Grid& g = b.p.mask;
     C *panel = scratch, *turned = scratch + b.lanes * kBlock;
     for (int r = 0; r < b.lanes; ++r) {
-        const Row& row = b.rows[least(r, b.row_count - 1)];
+        const Row& row = b.rows[min(r, b.row_count - 1)];
         const char* from = g.data + b.batch * g.batch + row.head * g.head + row.query * g.row + b.first * g.col;
         C* to = panel + r * kBlock;
         if (g.col == 1)
@@ -139,9 +139,9 @@ template <class C> void mask_spans(const Block<C>& b, Range partial, C* scratch)
     for (int64_t s = 0; s < spans; ++s) {
         C *begin = scratch + 2 * s * b.lanes, *end = begin + b.lanes;
         for (int r = 0; r < b.lanes; ++r) {
-            const int32_t* span = b.rows[least(r, b.row_count - 1)].spans + 2 * s;
-            begin[r] = C(least(most(span[0] - b.first, 0), b.n));
-            end[r] = C(least(most(span[1] - b.first, 0), b.n));
+            const int32_t* span = b.rows[min(r, b.row_count - 1)].spans + 2 * s;
+            begin[r] = C(min(max(span[0] - b.first, 0), b.n));
+            end[r] = C(min(max(span[1] - b.first, 0), b.n));
         }
     }
     for (int64_t j = partial.begin - b.first; j < partial.end - b.first; ++j)
@@ -167,19 +167,19 @@ template <class C> void clear_forbidden(const Block<C>& b, C* x) {
 // Elements of scratch that the steps above need.
 inline int64_t logits_scratch(const Problem& p, int lanes) {
     const bool dense = p.bias.data || p.mask.data;
-    return 2 * most(most(p.spans.count, 1), dense ? kBlock : 0) * lanes;
+    return 2 * max(max(p.spans.count, 1), dense ? kBlock : 0) * lanes;
 }
 
 // Whether the products, tilted by slopes, are the logits already.
 inline bool plain(const Problem& p) { return !p.softcap && !p.offsets && !p.bias.data && !p.mask.data; }
 
 // Everything that the products do not have yet; `tilted` says that they have their slopes.
-template <class C> void to_logits(const Block<C>& b, bool tilted, Range partial, C* scratch) {
+template <class C> void to_logits(const Block<C>& b, bool has_alibi, Range partial, C* scratch) {
     const C unit = kLog2e<C> / C(b.p.temperature);
     if (b.p.softcap) cap(b);
-    if (b.p.slopes && !tilted) add_tilt(b, tilt(b, scratch));
+    if (b.p.slopes && !has_alibi) add_alibi(b, alibi_bias(b, scratch));
     if (b.p.offsets) add_offsets(b);
-    if (b.p.bias.data) with_type(b.p.bias.type, [&](auto e) { add_dense<C, decltype(e)>(b, unit, scratch); });
+    if (b.p.bias.data) with_element_type(b.p.bias.type, [&](auto e) { add_dense<C, decltype(e)>(b, unit, scratch); });
     if (b.p.mask.data) mask_dense(b, scratch);
     if (!partial.empty()) mask_spans(b, partial, scratch);
 }

@@ -3,173 +3,201 @@
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
 #include <optional>
-#include <tuple>
 
-#include "backward.h"
-#include "forward.h"
-#include "linear_call.h"
-#include "pages.h"
-#include "questions.h"
+#include "kernels.h"
+#include "large_pages.h"
+#include "machine_limits.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 using namespace limelight;
 
 namespace {
 
-// Addresses and the tuples that tensors give: objects for them would cost more than a small call.
-using Address = int64_t;                // 0: absent
+using Address = int64_t;                 // 0: absent
 using Strides = std::array<int64_t, 4>;  // in elements
-using Dense = std::array<int64_t, 6>;    // data, type, and strides of batch, head, row, key
-using Keys = std::array<int64_t, 3>;     // data, stride of batch, spans a query
 
-using ProblemTuple = std::tuple<
-    std::array<int64_t, 6>, int64_t, int, int,                  // (B, Hq, Hkv, N, M, D), Dv, types of q and v
-    Address, Strides, Address, Strides, Address, Strides,       // q, k, v
-    Address, Strides, Address,                                  // out, lse
-    std::optional<Keys>, std::optional<Dense>, std::optional<Dense>,  // spans, mask, bias
-    Address, Address, Address,                                  // slopes, offsets, sink
-    double, double, double, double, uint64_t,                   // scale, softcap, temperature, dropout, seed
-    std::optional<Keys>, std::optional<Keys>>;                  // k and v as bytes: scales, their strides of batch and head
+char* pointer(Address p) { return reinterpret_cast<char*>(p); }
 
-using GradientsTuple = std::tuple<
-    int, Address, Strides, Address,                        // type of dout, dout, dlse
-    Address, Strides, Address, Strides, Address, Strides,  // dq, dk, dv
-    std::optional<Dense>, Address, Address, Address, Address>;  // bias, offsets, slopes, heat, delta
+Type compute_type(const Problem& p) { return p.wide() ? Type::f64 : Type::f32; }
 
-using QuestionsTuple = std::tuple<
-    bool, bool, Address, Address, Address,                                       // known, finite; entropy, distance, mass
-    std::optional<Keys>, std::optional<Dense>,                                   // the mask of mass
-    Address, Address, int64_t,                                                   // top: values, keys, how many
-    Address, Address, int64_t,                                                   // received, diagonals, radius
-    int, Address, Strides, Address, Strides, int64_t,                            // type of u, u, sent, width
-    Address, int64_t, int64_t, bool, Address>;                                   // pool, rows, cols, largest; products
+Rows rows(Address data, int type, const Strides& s) { return {pointer(data), Type(type), s[0], s[1], s[2]}; }
 
-char* address(Address p) { return reinterpret_cast<char*>(p); }
-Rows rows(Address data, int type, const Strides& s) { return {address(data), Type(type), s[0], s[1], s[2]}; }
+// The keys that queries may attend to: those in a query's spans and where the dense mask is true.
+struct AllowedKeys {
+    Spans spans;
+    Grid dense;
+};
 
-Rows scaled(Rows x, const std::optional<Keys>& scale) {
-    if (!scale) return x;
-    const auto [data, batch, head] = *scale;
-    x.type = Type::i8;
-    x.scale = reinterpret_cast<const float*>(data);
-    x.scale_batch = batch;
-    x.scale_head = head;
-    return x;
+void bind_problem(nb::module_& m) {
+    nb::class_<Spans>(m, "Spans", "Spans of keys for each query, int32 (batch or 1, N, count, 2).")
+        .def(
+            "__init__",
+            [](Spans* self, Address data, int64_t batch_stride, int64_t count) {
+                new (self) Spans{reinterpret_cast<const int32_t*>(data), batch_stride, count};
+            },
+            nb::kw_only(), "data"_a, "batch_stride"_a, "count"_a);
+    nb::class_<Grid>(m, "Grid", "A (batch, head, query, key) tensor; broadcast axes have stride 0.")
+        .def(
+            "__init__",
+            [](Grid* self, Address data, int type, const Strides& strides) {
+                new (self) Grid{pointer(data), Type(type), strides[0], strides[1], strides[2], strides[3]};
+            },
+            nb::kw_only(), "data"_a, "type"_a, "strides"_a);
+    nb::class_<AllowedKeys>(m, "AllowedKeys",
+                            "The keys that queries may attend to: those in spans and where `dense` is true.")
+        .def(
+            "__init__",
+            [](AllowedKeys* self, std::optional<Spans> spans, std::optional<Grid> dense) {
+                new (self) AllowedKeys{spans ? *spans : Spans{}, dense ? *dense : Grid{}};
+            },
+            nb::kw_only(), "spans"_a = nb::none(), "dense"_a = nb::none());
+    // Calls with more than 15 keywords take several times as long, so numbers that belong together are one argument.
+    nb::class_<Problem>(m, "Problem", "One attention call. Strides are in elements; address 0 and None mean absent.")
+        .def(
+            "__init__",
+            [](Problem* self, const std::array<int64_t, 6>& sizes, int64_t value_width, int type, int value_type,
+               Address q, const Strides& q_strides, Address k, const Strides& k_strides, Address v,
+               const Strides& v_strides, Address out, const Strides& out_strides, const std::array<double, 3>& scaling,
+               std::optional<AllowedKeys> mask, Address lse, Address normalisers, std::optional<Grid> bias,
+               Address slopes, Address offsets, Address sink, double dropout, uint64_t seed) {
+                Problem* p = new (self) Problem;
+                p->B = sizes[0], p->Hq = sizes[1], p->Hkv = sizes[2], p->N = sizes[3], p->M = sizes[4], p->D = sizes[5];
+                p->Dv = value_width;
+                p->q = rows(q, type, q_strides), p->k = rows(k, type, k_strides), p->v = rows(v, value_type, v_strides);
+                p->out = rows(out, value_type, out_strides);
+                p->lse = pointer(lse), p->normalisers = pointer(normalisers);
+                if (mask) p->spans = mask->spans, p->mask = mask->dense;
+                if (bias) p->bias = *bias;
+                p->slopes = pointer(slopes), p->offsets = pointer(offsets), p->sink = pointer(sink);
+                p->scale = scaling[0], p->softcap = scaling[1], p->temperature = scaling[2];
+                p->dropout = dropout, p->seed = seed;
+            },
+            nb::kw_only(), "sizes"_a, "value_width"_a, "type"_a, "value_type"_a, "q"_a, "q_strides"_a, "k"_a,
+            "k_strides"_a, "v"_a, "v_strides"_a, "out"_a, "out_strides"_a, "scaling"_a, "mask"_a = nb::none(),
+            "lse"_a = 0, "normalisers"_a = 0, "bias"_a = nb::none(), "slopes"_a = 0, "offsets"_a = 0, "sink"_a = 0,
+            "dropout"_a = 0.0, "seed"_a = 0,
+            "`sizes` are (B, Hq, Hkv, N, M, D) and `scaling` (scale, softcap, temperature).")
+        .def(
+            "read_int8",
+            [](Problem& p, Address k_scale, const std::array<int64_t, 2>& k_scale_strides, Address v_scale,
+               const std::array<int64_t, 2>& v_scale_strides) {
+                const auto set = [](Rows& x, Address scale, const std::array<int64_t, 2>& strides) {
+                    x.type = Type::i8;
+                    x.scale = reinterpret_cast<const float*>(scale);
+                    x.scale_batch = strides[0], x.scale_head = strides[1];
+                };
+                set(p.k, k_scale, k_scale_strides);
+                set(p.v, v_scale, v_scale_strides);
+            },
+            nb::kw_only(), "k_scale"_a, "k_scale_strides"_a, "v_scale"_a, "v_scale_strides"_a,
+            "Reads k and v as bytes with a float factor for each row; its strides are those of batch and head.");
 }
 
-Grid grid(const std::optional<Dense>& g) {
-    if (!g) return {};
-    const auto [data, type, batch, head, row, col] = *g;
-    return {address(data), Type(type), batch, head, row, col};
+void bind_gradients(nb::module_& m) {
+    nb::class_<Gradients>(m, "Gradients",
+                          "Memory for the gradients of a problem, in the compute type and zero at first.")
+        .def(
+            "__init__",
+            [](Gradients* self, const Problem& p, int dout_type, Address dout, const Strides& dout_strides, Address dq,
+               const Strides& dq_strides, Address dk, const Strides& dk_strides, Address dv, const Strides& dv_strides,
+               Address dlse, std::optional<Grid> bias, Address offsets, Address slopes, Address d_temperature,
+               Address delta) {
+                Gradients* g = new (self) Gradients;
+                const int type = int(compute_type(p));
+                g->dout = rows(dout, dout_type, dout_strides);
+                g->dlse = pointer(dlse);
+                g->dq = rows(dq, type, dq_strides), g->dk = rows(dk, type, dk_strides),
+                g->dv = rows(dv, type, dv_strides);
+                if (bias) g->bias = *bias;
+                g->offsets = pointer(offsets), g->slopes = pointer(slopes);
+                g->d_temperature = pointer(d_temperature), g->delta = pointer(delta);
+            },
+            "problem"_a, nb::kw_only(), "dout_type"_a, "dout"_a, "dout_strides"_a, "dq"_a, "dq_strides"_a, "dk"_a,
+            "dk_strides"_a, "dv"_a, "dv_strides"_a, "dlse"_a = 0, "bias"_a = nb::none(), "offsets"_a = 0,
+            "slopes"_a = 0, "d_temperature"_a = 0, "delta"_a = 0);
 }
 
-Spans spans(const std::optional<Keys>& s) {
-    if (!s) return {};
-    const auto [data, batch, count] = *s;
-    return {reinterpret_cast<const int32_t*>(data), batch, count};
+void bind_statistics(nb::module_& m) {
+    nb::class_<Request>(m, "Request", "One statistic: its file in cpp/statistics says what outputs and numbers hold.")
+        .def(
+            "__init__",
+            [](Request* self, const std::string& name, const std::vector<Address>& outputs,
+               const std::vector<double>& numbers, std::optional<AllowedKeys> mask, Address rows_data, int rows_type,
+               const Strides& rows_strides) {
+                Request* r = new (self) Request;
+                r->name = name;
+                for (const Address a : outputs) r->outputs.push_back(pointer(a));
+                r->numbers = numbers;
+                if (mask) r->spans = mask->spans, r->mask = mask->dense;
+                r->rows = rows(rows_data, rows_type, rows_strides);
+            },
+            nb::kw_only(), "name"_a, "outputs"_a, "numbers"_a = std::vector<double>{}, "mask"_a = nb::none(),
+            "rows"_a = 0, "rows_type"_a = 0, "rows_strides"_a = Strides{});
 }
 
-Problem problem(const ProblemTuple& t) {
-    const auto& [sizes, Dv, type, v_type, q, q_strides, k, k_strides, v, v_strides, out, out_strides, lse, allowed, mask,
-                 bias, slopes, offsets, sink, scale, softcap, temperature, dropout, seed, k_scale, v_scale] = t;
-    const auto [B, Hq, Hkv, N, M, D] = sizes;
-    return {B, Hq, Hkv, N, M, D, Dv,
-            rows(q, type, q_strides), scaled(rows(k, type, k_strides), k_scale), scaled(rows(v, v_type, v_strides), v_scale),
-            rows(out, v_type, out_strides), address(lse), spans(allowed), grid(mask), grid(bias),
-            address(slopes), address(offsets), address(sink), scale, softcap, temperature, dropout, seed};
-}
-
-Gradients gradients(const GradientsTuple& t, bool wide) {
-    const auto& [type, dout, dout_strides, dlse, dq, dq_strides, dk, dk_strides, dv, dv_strides, bias, offsets, slopes,
-                 heat, delta] = t;
-    const int computed = int(wide ? Type::f64 : Type::f32);
-    return {rows(dout, type, dout_strides), address(dlse), rows(dq, computed, dq_strides),
-            rows(dk, computed, dk_strides), rows(dv, computed, dv_strides), grid(bias), address(offsets),
-            address(slopes), address(heat), address(delta)};
-}
-
-Questions questions(const QuestionsTuple& t, bool wide) {
-    const auto& [known, finite, entropy, distance, mass, mass_spans, mass_mask, top_values, top_keys, top, received, diagonals,
-                 radius, u_type, u, u_strides, sent, sent_strides, width, pool, pool_rows, pool_cols, largest, products] = t;
-    return {known, finite, address(entropy), address(distance), address(mass), spans(mass_spans), grid(mass_mask),
-            address(top_values), reinterpret_cast<int64_t*>(top_keys), top, address(received), address(diagonals), radius,
-            rows(u, u_type, u_strides), rows(sent, int(wide ? Type::f64 : Type::f32), sent_strides), width,
-            address(pool), pool_rows, pool_cols, largest, address(products)};
+void bind_calls(nb::module_& m) {
+    m.def(
+        "forward",
+        [](const Problem& p, int threads) {
+            nb::gil_scoped_release release;
+            kernels().forward(p, threads);
+        },
+        "problem"_a, "threads"_a,
+        "Write softmax(logits / temperature) v to `out`, and `lse` and `normalisers` where given.");
+    m.def(
+        "backward",
+        [](const Problem& p, const Gradients& g, int threads) {
+            nb::gil_scoped_release release;
+            kernels().backward(p, g, threads);
+        },
+        "problem"_a, "gradients"_a, "threads"_a, "Add the gradients of a problem whose `out` and `lse` are known.");
+    m.def(
+        "statistics",
+        [](const Problem& p, const std::vector<Request>& requests, bool known, const std::array<int64_t, 4>& window,
+           int threads) {
+            Statistics s{requests, known, {window[0], window[1], window[2], window[3]}};
+            nb::gil_scoped_release release;
+            kernels().statistics(p, s, threads);
+        },
+        "problem"_a, "requests"_a, nb::kw_only(), "known"_a, "window"_a, "threads"_a,
+        "Compute statistics of the weights. `lse` and `normalisers` are read where `known`, otherwise written. "
+        "`window` is\n"
+        "(query_begin, query_end, key_begin, key_end), the part that column statistics look at.");
+    m.def(
+        "linear",
+        [](int64_t n_rows, int64_t N, int64_t D, int type, Address x, Address weight, int64_t stride, Address bias,
+           Address out, int threads) {
+            const Linear l{n_rows, N, D, Type(type), pointer(x), pointer(weight), stride, pointer(bias), pointer(out)};
+            nb::gil_scoped_release release;
+            kernels().linear(l, threads);
+        },
+        nb::kw_only(), "rows"_a, "N"_a, "D"_a, "type"_a, "x"_a, "weight"_a, "stride"_a, "bias"_a, "out"_a, "threads"_a,
+        "Write x weightᵀ + bias to `out`, for few contiguous rows of x (rows, D) and weight (N, D).");
 }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);  // lowered masks are cached, with their Spans, until the process ends
     m.doc() = "Attention kernels on plain addresses; limelight.backends.native is their only caller.";
-
+    bind_problem(m);
+    bind_gradients(m);
+    bind_statistics(m);
+    bind_calls(m);
     m.def(
-        "forward",
-        [](const ProblemTuple& t, int threads) {
-            const Problem p = problem(t);
-            nb::gil_scoped_release release;
-            forward(p, threads);
-        },
-        nb::arg("problem"), nb::arg("threads"),
-        "Writes softmax(logits / temperature) @ v to `out`, and the log-sum-exp of each row to `lse`.\n\n"
-        "The problem is (sizes (B, Hq, Hkv, N, M, D), Dv, type of q and k, type of v, q, k, v and out each as\n"
-        "address and strides, lse, spans (address, stride of batch, spans a query), mask and bias (address, type,\n"
-        "strides), slopes, offsets, sink, scale, softcap, temperature, dropout, seed, and where k or v are bytes their\n"
-        "scales (address, strides of batch and head)), with strides in elements.\n"
-        "Address 0 and None mean absent.");
-
-    m.def(
-        "backward",
-        [](const ProblemTuple& t, const GradientsTuple& of, int threads) {
-            const Problem p = problem(t);
-            const Gradients g = gradients(of, p.wide());
-            nb::gil_scoped_release release;
-            backward(p, g, threads);
-        },
-        nb::arg("problem"), nb::arg("gradients"), nb::arg("threads"),
-        "Adds the gradients of a problem whose `out` and `lse` are known to memory that is zero at first.\n\n"
-        "They are (type of dout, dout and strides, dlse; dq, dk and dv each as address and strides; bias (address,\n"
-        "type, strides), offsets, slopes, heat, delta), all but dout in the compute type.");
-
-    m.def(
-        "ask",
-        [](const ProblemTuple& t, const QuestionsTuple& of, int threads) {
-            const Problem p = problem(t);
-            const Questions a = questions(of, p.wide());
-            nb::gil_scoped_release release;
-            ask(p, a, threads);
-        },
-        nb::arg("problem"), nb::arg("questions"), nb::arg("threads"),
-        "Answers questions about the weights of a problem, whose values are of width 0.\n\n"
-        "They are (whether `lse` is known, whether u is finite; entropy, distance, mass, its spans and mask; top values,\n"
-        "keys and how many;\n"
-        "received, diagonals, radius; type of u, u and strides, Aᵀu and strides, width; pool, rows, cols, whether the\n"
-        "largest; products), all but u and the keys in the compute type and zero at first.");
-
-    m.def(
-        "linear",
-        [](int64_t rows, int64_t N, int64_t D, int type, Address x, Address w, int64_t stride, Address bias, Address out,
-           int threads) {
-            const Linear l{rows, N, D, Type(type), address(x), address(w), stride, address(bias), address(out)};
-            nb::gil_scoped_release release;
-            linear(l, threads);
-        },
-        nb::arg("rows"), nb::arg("N"), nb::arg("D"), nb::arg("type"), nb::arg("x"), nb::arg("w"), nb::arg("stride"),
-        nb::arg("bias"), nb::arg("out"), nb::arg("threads"),
-        "Writes x wᵀ + bias to `out`, for at most four contiguous rows of x (rows, D) and w (N, D).");
-
-    m.def(
-        "move_to_large_pages", [](Address data, int64_t bytes) { move_to_large_pages(address(data), bytes); },
-        nb::arg("data"), nb::arg("bytes"), "Moves memory that is read again and again to large pages, where it can.");
-    m.def("isa", &isa, "The instruction set in use.");
+        "move_to_large_pages", [](Address data, int64_t bytes) { move_to_large_pages(pointer(data), bytes); }, "data"_a,
+        "bytes"_a, "Move memory that is read again and again to large pages, where the system can.");
+    m.def("isa", [] { return kernels().name; }, "The instruction set in use.");
     m.def("available_isas", &available_isas, "The instruction sets that this machine has, the best last.");
-    m.def("peak_flops", &peak_flops, nb::arg("threads"), nb::arg("wide") = false, nb::call_guard<nb::gil_scoped_release>(),
-          "The machine's multiply-add peak, in floating-point operations a second.");
-    m.def("read_bandwidth", &read_bandwidth, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>(),
-          "The machine's bandwidth of reading memory in order, in bytes a second.");
-    m.def("set_isa", &set_isa, nb::arg("name"), "Use this instruction set from now on.");
+    m.def("set_isa", &set_isa, "name"_a, "Use this instruction set from now on.");
+    m.def("peak_flops", &peak_flops, "threads"_a, "wide"_a = false, nb::call_guard<nb::gil_scoped_release>(),
+          "Measure the multiply-add peak of the machine, in floating-point operations a second.");
+    m.def("read_bandwidth", &read_bandwidth, "threads"_a, "bytes"_a = int64_t(256) << 20,
+          nb::call_guard<nb::gil_scoped_release>(),
+          "Measure the bandwidth of reading so many bytes of memory in order, again and again, in bytes a second.");
 }

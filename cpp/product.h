@@ -1,11 +1,11 @@
 // Sums over queries with features in the vector lanes: c[key][f] += Σ x[key][query] · y[query][f].
 //
 // The two products of the gradient that belong to keys, dV and dK. x is a block of weights; its numbers are
-// broadcast from where they lie, so nothing is turned.
+// broadcast from where they lie, so nothing is transposed.
 #pragma once
 
 #include "spans.h"
-#include "tile.h"
+#include "register_tile.h"
 
 namespace limelight::LIMELIGHT_ISA {
 
@@ -69,9 +69,9 @@ void product_keys(const Term<C>* terms, int count, int64_t a, int64_t end, int64
 // beside all of y. The rows of y are filled up to whole vectors.
 template <class C> void product(const Term<C>* terms, int count, int64_t keys, int64_t width, C* c, int64_t stride) {
     constexpr int W = kWidth<C>;
-    constexpr int64_t together = 12;
-    for (int64_t a = 0; a < keys; a += together) {
-        const int64_t end = least(a + together, keys);
+    constexpr int64_t tiles_per_task = 12;
+    for (int64_t a = 0; a < keys; a += tiles_per_task) {
+        const int64_t end = min(a + tiles_per_task, keys);
         int64_t f = 0;
         for (; f + 3 * W <= width && f + 4 * W != width; f += 3 * W)
             product_keys<C, 3>(terms, count, a, end, f, c, stride, 0);

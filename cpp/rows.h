@@ -1,11 +1,14 @@
-// Rows of tensors: where they lie, copies of them in the compute type, and turned into lanes.
+// Rows of tensors: their addresses, and copies of them in the compute type.
 #pragma once
 
-#include "few.h"
+#include "decode.h"
 #include "spans.h"
 #include "transpose.h"
 
 namespace limelight::LIMELIGHT_ISA {
+
+// Keys are met in blocks of this many; the scores of one block stay in the nearest cache.
+constexpr int64_t kBlock = 128;
 
 template <class C> constexpr Type kType = sizeof(C) == 8 ? Type::f64 : Type::f32;
 template <class C> constexpr int kMaxLanes = 3 * kWidth<C>;
@@ -27,7 +30,7 @@ struct Arena {
 };
 
 // f(a number of this type)
-template <class F> LIMELIGHT_INLINE void with_type(Type type, F&& f) {
+template <class F> LIMELIGHT_INLINE void with_element_type(Type type, F&& f) {
     switch (type) {
         case Type::f32: f(float{}); break;
         case Type::f64: f(double{}); break;
@@ -38,7 +41,7 @@ template <class F> LIMELIGHT_INLINE void with_type(Type type, F&& f) {
 }
 
 // The same for what is read in place: doubles are computed from doubles alone, floats from the others.
-template <class C, class F> LIMELIGHT_INLINE void with_element(Type type, F&& f) {
+template <class C, class F> LIMELIGHT_INLINE void with_readable_type(Type type, F&& f) {
     if constexpr (sizeof(C) == 8) {
         f(double{});
     } else {
@@ -57,7 +60,7 @@ struct Operand {
     const float* scale = nullptr;  // by row, where the numbers are bytes
 
     int64_t pitch() const { return stride * int64_t(size_of(type)); }  // in bytes
-    template <class E> Lines<E> lines() const { return {reinterpret_cast<const E*>(data), stride}; }
+    template <class E> Matrix<E> as_matrix() const { return {reinterpret_cast<const E*>(data), stride}; }
     Operand from(int64_t j) const { return {data + j * pitch(), type, stride, scale ? scale + j : nullptr}; }
 };
 
@@ -66,12 +69,14 @@ LIMELIGHT_INLINE char* address(const Rows& x, int64_t batch, int64_t head, int64
 }
 
 LIMELIGHT_INLINE Operand in_place(const Rows& x, int64_t batch, int64_t head) {
-    return {address(x, batch, head), x.type, x.row, x.scale ? x.scale + batch * x.scale_batch + head * x.scale_head : nullptr};
+    return {address(x, batch, head), x.type, x.row,
+            x.scale ? x.scale + batch * x.scale_batch + head * x.scale_head : nullptr};
 }
 
 // to[d] = factor · from[d], filled with zeros up to `pitch`.
-template <class C> LIMELIGHT_INLINE void widen_row(const char* from, Type type, int64_t width, C factor, C* to, int64_t pitch) {
-    with_type(type, [&](auto e) {
+template <class C> LIMELIGHT_INLINE void widen_row(const char* from, Type type, int64_t width, C factor, C* to,
+                                                   int64_t pitch) {
+    with_element_type(type, [&](auto e) {
         using E = decltype(e);
         for (int64_t d = 0; d < width; ++d) to[d] = C(widen(reinterpret_cast<const E*>(from)[d])) * factor;
     });
@@ -86,17 +91,17 @@ template <class C> Operand copy(const Operand& x, int64_t n, int64_t width, C* b
 }
 
 // Whether K or V is read from a copy.
-template <class C> bool copied(const Rows& x, bool few) {
-    if (few) return sizeof(C) == 8 ? x.type != Type::f64 : x.type == Type::f64;
+template <class C> bool copied(const Rows& x, bool decode) {
+    if (decode) return sizeof(C) == 8 ? x.type != Type::f64 : x.type == Type::f64;
     return x.type != kType<C> || x.row * int64_t(sizeof(C)) >= kFarApart;
 }
 
-// The rows of a strip in the compute type. Lanes without a row repeat the last one.
+// Copies the rows of a tile in the compute type. Lanes without a row repeat the last one.
 template <class C>
 void gather(const Rows& x, int64_t batch, const Row* rows, int row_count, int lanes, int64_t width, C factor, C* to,
             int64_t pitch) {
     for (int r = 0; r < lanes; ++r) {
-        const Row& row = rows[least(r, row_count - 1)];
+        const Row& row = rows[min(r, row_count - 1)];
         widen_row(address(x, batch, row.head, row.query), x.type, width, factor, to + r * pitch, pitch);
     }
 }
@@ -106,10 +111,10 @@ template <class C> bool all_finite(const Operand& v, int64_t n, int64_t width) {
     constexpr int W = kWidth<C>;
     Vec<C> probe[2] = {};
     C rest = 0;
-    with_element<C>(v.type, [&](auto e) {
+    with_readable_type<C>(v.type, [&](auto e) {
         using E = decltype(e);
         for (int64_t j = 0; j < n; ++j) {
-            const E* row = v.lines<E>().row(j);
+            const E* row = v.as_matrix<E>().row(j);
             int64_t d = 0;
             for (; d + W <= width; d += W) probe[d / W % 2] += load_as<C>(row + d) * C(0);
             for (; d < width; ++d) rest += C(widen(row[d])) * C(0);
@@ -118,14 +123,12 @@ template <class C> bool all_finite(const Operand& v, int64_t n, int64_t width) {
     return sum<C>(probe[0] + probe[1]) + rest == C(0);
 }
 
-// Row r of the queries of the heads from `head` on.
-inline Row row_of(const Problem& p, int64_t batch, int64_t head, int64_t r) {
+inline Row row_at(const Problem& p, int64_t batch, int64_t head, int64_t query) {
     Row row;
-    const int64_t member = r / p.N;
-    row.head = head + member;
-    row.query = r - member * p.N;
-    row.position = p.M - p.N + row.query;
-    row.spans = p.spans.data ? p.spans.data + batch * p.spans.batch + row.query * p.spans.count * 2 : nullptr;
+    row.head = head;
+    row.query = query;
+    row.position = p.M - p.N + query;
+    row.spans = p.spans.data ? p.spans.data + batch * p.spans.batch + query * p.spans.count * 2 : nullptr;
     return row;
 }
 

@@ -19,8 +19,12 @@
 namespace limelight::LIMELIGHT_ISA {
 
 template <class T> struct Bits;
-template <> struct Bits<float> { using type = int32_t; };
-template <> struct Bits<double> { using type = int64_t; };
+template <> struct Bits<float> {
+    using type = int32_t;
+};
+template <> struct Bits<double> {
+    using type = int64_t;
+};
 
 template <class T> struct Simd {
     static constexpr int width = LIMELIGHT_BYTES / sizeof(T);
@@ -108,14 +112,14 @@ template <class T> LIMELIGHT_INLINE T sum(Vec<T> v) { return fold<1, T>(v)[0]; }
 // The sums of four vectors at once, in the first four lanes: two rounds that interleave inside each
 // group of four lanes, then the groups are folded.
 LIMELIGHT_INLINE Vec<float> sums(const Vec<float> (&v)[4]) {
-    constexpr int W = kWidth<float>;
     const auto pairs = [](Vec<float> a, Vec<float> b) {
-        return shuffle<float>(a, b, [](auto i) { return i / 4 * 4 + i % 4 / 2 + i % 2 * W; }) +
-               shuffle<float>(a, b, [](auto i) { return i / 4 * 4 + i % 4 / 2 + i % 2 * W + 2; });
+        return shuffle<float>(a, b, [](auto i) { return i / 4 * 4 + i % 4 / 2 + i % 2 * kWidth<float>; }) +
+               shuffle<float>(a, b, [](auto i) { return i / 4 * 4 + i % 4 / 2 + i % 2 * kWidth<float> + 2; });
     };
     const Vec<float> ab = pairs(v[0], v[1]), cd = pairs(v[2], v[3]);
-    return fold<4, float>(shuffle<float>(ab, cd, [](auto i) { return i / 4 * 4 + i % 2 + i % 4 / 2 * W; }) +
-                          shuffle<float>(ab, cd, [](auto i) { return i / 4 * 4 + i % 2 + i % 4 / 2 * W + 2; }));
+    return fold<4, float>(
+        shuffle<float>(ab, cd, [](auto i) { return i / 4 * 4 + i % 2 + i % 4 / 2 * kWidth<float>; }) +
+        shuffle<float>(ab, cd, [](auto i) { return i / 4 * 4 + i % 2 + i % 4 / 2 * kWidth<float> + 2; }));
 }
 
 }  // namespace limelight::LIMELIGHT_ISA

@@ -1,4 +1,4 @@
-// Which keys the rows of a strip may attend to.
+// The keys that the rows of a tile may attend to.
 #pragma once
 
 #include "problem.h"
@@ -6,7 +6,7 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-// One query row: a lane of a strip.
+// One query row: a lane of a tile.
 struct Row {
     int64_t head, query, position;
     const int32_t* spans;  // its `count` spans, or null for every key
@@ -17,8 +17,8 @@ struct Range {
     bool empty() const { return begin >= end; }
 };
 
-LIMELIGHT_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-LIMELIGHT_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+LIMELIGHT_INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+LIMELIGHT_INLINE int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // The first maximal run of keys at or after `from` in which every key is allowed to some row: what
 // lies between two runs is never computed. Spans are sorted, so a row's later spans only extend it.
@@ -29,7 +29,7 @@ inline Range next_run(const Row* rows, int n, int64_t spans, int64_t from, int64
         for (int64_t s = 0; s < spans; ++s) {
             const int64_t a = rows[r].spans[2 * s], b = rows[r].spans[2 * s + 1];
             if (b > a && b > from) {
-                begin = least(begin, most(a, from));
+                begin = min(begin, max(a, from));
                 break;
             }
         }
@@ -42,10 +42,10 @@ inline Range next_run(const Row* rows, int n, int64_t spans, int64_t from, int64
                 if (a <= reach && b > reach) reach = b, grows = true;
             }
     }
-    return {begin, least(reach, end)};
+    return {begin, min(reach, end)};
 }
 
-// What the rows of a strip see of a block: `keys`, the part that some row may attend to, and
+// The part of a block that the rows of a tile see: `keys`, the part that some row may attend to, and
 // `partial`, the part of it outside of which every row sees every key.
 struct Visible {
     Range keys, partial;
@@ -56,18 +56,18 @@ inline Visible visible(const Row* rows, int n, int64_t spans, Range block) {
     Range keys{block.end, block.begin};
     for (int r = 0; r < n; ++r)
         for (int64_t s = 0; s < spans; ++s) {
-            const int64_t a = most(rows[r].spans[2 * s], block.begin);
-            const int64_t b = least(rows[r].spans[2 * s + 1], block.end);
-            if (a < b) keys = {least(keys.begin, a), most(keys.end, b)};
+            const int64_t a = max(rows[r].spans[2 * s], block.begin);
+            const int64_t b = min(rows[r].spans[2 * s + 1], block.end);
+            if (a < b) keys = {min(keys.begin, a), max(keys.end, b)};
         }
     Range partial{keys.end, keys.begin};
     for (int r = 0; r < n; ++r) {
         int64_t first = keys.begin, last = keys.end;  // the row's first and last keys that it does not see
         for (int64_t s = 0; s < spans; ++s)
-            if (rows[r].spans[2 * s] <= first) first = most(first, rows[r].spans[2 * s + 1]);
+            if (rows[r].spans[2 * s] <= first) first = max(first, rows[r].spans[2 * s + 1]);
         for (int64_t s = spans - 1; s >= 0; --s)
-            if (rows[r].spans[2 * s + 1] >= last) last = least(last, rows[r].spans[2 * s]);
-        if (first < keys.end) partial = {least(partial.begin, first), most(partial.end, last)};
+            if (rows[r].spans[2 * s + 1] >= last) last = min(last, rows[r].spans[2 * s]);
+        if (first < keys.end) partial = {min(partial.begin, first), max(partial.end, last)};
     }
     return {keys, partial};
 }
@@ -75,8 +75,7 @@ inline Visible visible(const Row* rows, int n, int64_t spans, Range block) {
 inline bool allows(const Problem& p, const Row& row, int64_t batch, int64_t key) {
     if (row.spans) {
         bool inside = false;
-        for (int64_t s = 0; s < p.spans.count; ++s)
-            inside |= row.spans[2 * s] <= key && key < row.spans[2 * s + 1];
+        for (int64_t s = 0; s < p.spans.count; ++s) inside |= row.spans[2 * s] <= key && key < row.spans[2 * s + 1];
         if (!inside) return false;
     }
     const Grid& m = p.mask;

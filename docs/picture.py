@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from limelight import translate
-from limelight.lens.translating import alignment_of
+from limelight.translate.display import alignment_of
 
 HERE = Path(__file__).parent
 SHOWN = {

@@ -1,11 +1,27 @@
-"""Shared strategies: random problems with prime sizes, odd lengths, strides, masks, biases and options."""
+"""Seeds, the rule for tolerances, and random problems: prime sizes, odd strides, masks, biases and options.
+
+**Seeds.** Every random number of the suite follows from LIMELIGHT_TEST_SEED (0 unless set) and from the name of the
+test, so that a test draws the same numbers alone, in any order and in any worker. ``python -m tests.seeds 10`` runs
+the suite under ten seeds. LIMELIGHT_TEST_SCALE multiplies the number of random examples.
+
+**Tolerances.** Adding n terms in floats whose spacing near 1 is ε rounds every partial sum by at most ε/2 of its
+size. The roundings have either sign, so that they add up as a random walk: for partial sums of at most s, an error with
+a standard deviation of at most ε · s · √(n/12). ``rounding`` allows 2 ε s √n, seven standard deviations. No order of
+summation rounds more than n times, so the bound holds for every instruction set, number of lanes and size of block.
+"""
 
 from __future__ import annotations
 
+import os
+import random
+import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -13,26 +29,190 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import limelight as ll
-from limelight.backends import _native
+from limelight import backends
+from limelight.core import reference
 from limelight.core.biases import Bias
 from limelight.core.masks import Mask
+
+SEED = int(os.environ.get("LIMELIGHT_TEST_SEED", "0"))
+SCALE = float(os.environ.get("LIMELIGHT_TEST_SCALE", "1"))
+# The spacing of numbers near 1.
+EPS = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float64: 2.0**-52}
 
 settings.register_profile(
     "limelight",
     deadline=None,
-    derandomize=True,
+    derandomize=False,  # the seed is ours
+    database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("limelight")
 
+torch.set_num_threads(1)  # workers share the cores; tests of threads ask for theirs
 
-@pytest.fixture(params=_native.available_isas())
+
+def seed_everything(name: str) -> None:
+    """Seed torch, numpy and random from LIMELIGHT_TEST_SEED and a name."""
+    seed = zlib.crc32(f"{SEED} {name}".encode())
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002  (what libraries draw from)
+    random.seed(seed)
+
+
+def generator(*key: int) -> torch.Generator:
+    """Return a generator seeded from LIMELIGHT_TEST_SEED and a key."""
+    return torch.Generator().manual_seed(zlib.crc32(repr((SEED, *key)).encode()))
+
+
+def examples(count: int) -> int:
+    """Return a number of random examples, scaled by LIMELIGHT_TEST_SCALE."""
+    return max(1, round(count * SCALE))
+
+
+class TorchRandom:
+    """Torch's random numbers, which hypothesis seeds anew for each example."""
+
+    def seed(self, n: int) -> None:
+        torch.manual_seed(zlib.crc32(f"{SEED} {n}".encode()))
+
+    def getstate(self) -> Tensor:
+        return torch.get_rng_state()
+
+    def setstate(self, state: Tensor) -> None:
+        torch.set_rng_state(state)
+
+
+TORCH_RANDOM = TorchRandom()  # hypothesis keeps a weak reference
+hypothesis.register_random(TORCH_RANDOM)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(SEED)
+
+
+def pytest_report_header() -> str:
+    return f"LIMELIGHT_TEST_SEED={SEED}"
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Seed what a test file draws while it is imported."""
+    if isinstance(collector, pytest.Module):
+        seed_everything(collector.nodeid)
+
+
+@pytest.fixture(autouse=True)
+def _seeded(request: pytest.FixtureRequest) -> None:
+    seed_everything(request.node.nodeid)
+
+
+def rounding(terms: float, size: float, dtype: torch.dtype) -> float:
+    """Return 2 ε size √terms: the error of a sum of that many terms whose partial sums are at most ``size``."""
+    return 2 * EPS[dtype] * float(size) * max(1.0, terms) ** 0.5
+
+
+def largest(x: Tensor) -> float:
+    """Return the largest finite magnitude in ``x``, or 0."""
+    x = x.detach().double()
+    x = x[x.isfinite()].abs()
+    return float(x.max()) if x.numel() else 0.0
+
+
+def dense_steps(p: dict[str, Any], v: Tensor | None = None) -> reference.Steps:
+    """Return all steps of a problem (q, k and options) in float64."""
+    options = {name: x for name, x in p.items() if name not in ("q", "k", "v", "dropout", "backend")}
+    with torch.no_grad():
+        return reference.steps(p["q"].double(), p["k"].double(), v, **options)
+
+
+def logit_rounding(p: dict[str, Any]) -> float:
+    """Return the error of a logit of a problem, divided by its temperature: the relative error of a weight.
+
+    A logit is a sum over the width, plus softcap and bias; exp(x) for large x reduces x by a multiple of ln 2, which
+    rounds it as one more term does.
+    """
+    steps = dense_steps(p)
+    size = max(1.0, largest(steps.scaled), largest(steps.masked))
+    computed = torch.promote_types(p["q"].dtype, torch.float32)
+    return rounding(p["q"].shape[-1] + 4, size, computed) / min(1.0, float(p.get("temperature", 1.0)))
+
+
+def gradient_bounds(p: dict[str, Any], dout: Tensor) -> dict[str, float]:
+    """Return how far roundings may move each gradient.
+
+    dS = P ∘ (dP − δ) with dP = dO vᵀ and δ = Σ dO ∘ O. A weight P is as inexact as its logit, dP and δ are sums over
+    the width of v. The gradients are sums of dS (or, for v, of P) over keys or over rows; errors of different rows
+    are independent, so that those of a sum over rows grow with the root of the sum of P².
+    """
+    v, d = p["v"].double(), dout.double()
+    H, N, Dv = d.shape[1:]
+    M = v.shape[2]
+    steps = dense_steps(p, v)
+    assert steps.output is not None
+    P, dP = steps.weights, d @ v.repeat_interleave(H // v.shape[1], 1).mT
+    change = largest(dP - (d * steps.output).sum(-1, keepdim=True))
+    relative = logit_rounding(p)
+    computed = torch.promote_types(p["q"].dtype, torch.float32)
+    dS = 2 * rounding(Dv, max(1.0, largest(dP)), computed) + change * relative * (1 + 2 / min(2.0, p.get("softcap", 2)))
+    if p["v"].dtype.itemsize == 2:  # δ from an output that was stored in halves
+        dS += EPS[p["v"].dtype] * largest(steps.output) * largest(d) * Dv**0.5
+    group = H // v.shape[1]
+    columns = max(1.0, float(P.sum(2).max()) * group) if P.numel() else 1.0
+    rows, heat = P[..., 0].numel(), float(p.get("temperature", 1.0))
+    scale = abs(p.get("scale", p["q"].shape[3] ** -0.5)) / heat
+    summed = (dS + rounding(M, change, computed)) * rows**0.5 + rounding(rows, change * rows**0.5, computed)
+    stored = max((EPS[x.dtype] for x in p["bias"].tensors()), default=0.0) if "bias" in p else 0.0
+    return {
+        "q": (dS + rounding(M, change, computed)) * scale * largest(p["k"]),
+        "k": (dS * columns**0.5 + rounding(N * group, change * columns, computed)) * scale * largest(p["q"]),
+        "v": relative * columns**0.5 * largest(d) + rounding(N * group, columns * largest(d), computed),
+        "sink": summed / heat,
+        "temperature": summed * max(1.0, largest(steps.masked)) / heat**2,
+        # Slopes carry distances; over broadcast axes, autograd sums terms that are stored in the type of the bias.
+        "bias": (summed * (N + M) + stored * change * rows**0.5) / heat,
+    }
+
+
+def assert_within(got: Tensor, want: Tensor, bound: float, what: str = "") -> None:
+    """Assert equal shapes, infinities and NaNs, and differences of at most ``bound``."""
+    assert got.shape == want.shape
+    got, want = got.detach().double(), want.detach().double()
+    same = (got == want) | (got.isnan() & want.isnan())
+    error = (got - want).abs().masked_fill(same, 0.0)
+    worst = float(error.max()) if error.numel() else 0.0
+    assert worst <= bound, f"{what}: {worst:.2e} > {bound:.2e}"
+
+
+def assert_sums_close(got: Tensor, want: Tensor, terms: float, size: float | None = None) -> None:
+    """Assert that two computations of sums in the type of ``got`` differ by no more than their roundings.
+
+    ``size`` bounds the partial sums; unless given, it is the largest result or 1.
+    """
+    size = max(1.0, largest(want)) if size is None else size
+    computed = torch.promote_types(got.dtype, torch.float32)
+    bound = 2 * rounding(terms, size, computed)
+    if got.dtype.itemsize == 2:
+        bound += EPS[got.dtype] * size  # both sides are stored in halves
+    assert_within(got, want, bound)
+
+
+def need(tool: str) -> str:
+    """Return the path of a program; where it is missing the test is skipped, or fails if LIMELIGHT_CI is set."""
+    found = shutil.which(tool)
+    if found is None:
+        missing = f"{tool} is not installed"
+        pytest.fail(missing) if os.environ.get("LIMELIGHT_CI") else pytest.skip(missing)
+    return found
+
+
+@pytest.fixture(params=backends.available_isas())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every instruction set that this machine has, in turn."""
-    before = _native.isa()
-    _native.set_isa(request.param)
+    before = backends.isa()
+    backends.set_isa(request.param)
     yield request.param
-    _native.set_isa(before)
+    backends.set_isa(before)
 
 
 @pytest.fixture
@@ -52,7 +232,7 @@ def minilm() -> Path:
 
 
 def leaf_masks(B: int, N: int, M: int, seed: int, dense: bool = True) -> list[Mask]:
-    g = torch.Generator().manual_seed(seed)
+    g = generator(seed)
 
     def number(high: int) -> int:
         return int(torch.randint(0, high + 1, (), generator=g))
@@ -133,7 +313,7 @@ def problems(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     )
     N, M = draw(LENGTHS), draw(LENGTHS)
     D, Dv = draw(WIDTHS), draw(WIDTHS)
-    g = torch.Generator().manual_seed(draw(st.integers(0, 2**30)))
+    g = generator(draw(st.integers(0, 2**30)))
     dtype = draw(st.sampled_from(dtypes))
 
     def normal(*shape: int) -> Tensor:

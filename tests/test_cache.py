@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import limelight as ll
 from limelight import models
-from limelight.functional import attention_bytes
+from limelight.functional import attention_int8
 from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention, TiedHead
 from limelight.nn.positions import Rotary
 
@@ -60,7 +60,7 @@ def test_capacity() -> None:
     torch.testing.assert_close(in_steps(m, x, [7, 1, 4], cache), m(x))
     with pytest.raises(ValueError, match="the cache is full: 13 tokens, and its capacity is 12"):
         m(x[:, :1], cache=cache)
-    with pytest.raises(ValueError, match="the cache holds 2 sequences and is given 1"):
+    with pytest.raises(ValueError, match="the cache holds 2 sequences and receives 1"):
         m(x[:1, :1], cache=cache)
     with pytest.raises(ValueError, match="KVCache: capacity = 0 must be at least 1"):
         ll.KVCache(capacity=0)
@@ -92,7 +92,7 @@ def test_save_and_restore(kind: Any, tmp_path: Path) -> None:
     a.save(tmp_path / "cache.safetensors")
     b.restore(tmp_path / "cache.safetensors")
     assert torch.equal(in_steps(m, x[:, 23:], [1] * 7, a), in_steps(m, x[:, 23:], [1] * 7, b))
-    with pytest.raises(ValueError, match=r"was saved by .*Cache.*, and this is WindowCache\(3, 1\)"):
+    with pytest.raises(ValueError, match=r"was saved by .*Cache.*, and this cache is WindowCache\(3, 1\)"):
         ll.WindowCache(3, 1).restore(tmp_path / "cache.safetensors")
 
 
@@ -165,10 +165,10 @@ def test_bytes_are_read_as_they_are(sizes: tuple[int, ...], dtype: torch.dtype) 
     cache = ll.ByteCache()
     cache[0].extend(k[:, :, :10], v[:, :, :10])
     kept_k, kept_v = cache[0].extend(k[:, :, 10:], v[:, :, 10:])
-    a, b = kept_k.numbers(torch.float64), kept_v.numbers(torch.float64)
+    a, b = kept_k.dequantise(torch.float64), kept_v.dequantise(torch.float64)
     assert float((a - k.double()).abs().max() / k.double().abs().max()) < 1 / 250
     for mask, bias in ((None, None), (ll.Causal() & ll.Window(50), ll.ALiBi(H))):
-        got = attention_bytes(q, kept_k, kept_v, mask=mask, bias=bias)
+        got = attention_int8(q, kept_k, kept_v, mask=mask, bias=bias)
         want = ll.attention(q.double(), a, b, mask=mask, bias=bias)
         assert got.dtype == dtype
         torch.testing.assert_close(got.double(), want, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-5)

@@ -43,19 +43,19 @@ Q, K, V = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7,
         ({"mask": torch.ones(5, 7)}, TypeError, r"pass bias=DenseBias\(tensor\)"),
         ({"mask": "causal"}, TypeError, r"such as Causal\(\), not str"),
         ({"bias": torch.ones(5, 7)}, TypeError, r"wrap it as DenseBias\(tensor\)"),
-        ({"bias": ll.ALiBi(4)}, ValueError, r"ALiBi\(4\) speaks of 4 heads and q has 6"),
-        ({"bias": ll.Relative(torch.zeros(3, 5))}, ValueError, "speaks of 3 heads and q has 6"),
+        ({"bias": ll.ALiBi(4)}, ValueError, r"ALiBi\(4\) is made for 4 heads and q has 6"),
+        ({"bias": ll.Relative(torch.zeros(3, 5))}, ValueError, "is made for 3 heads and q has 6"),
         ({"bias": ll.DenseBias(torch.zeros(5, 6))}, ValueError, r"\(5, 6\) does not fit 5 queries × 7 keys"),
-        ({"bias": ll.DenseBias(torch.zeros(3, 5, 7))}, ValueError, "speaks of 3 heads and q has 6"),
+        ({"bias": ll.DenseBias(torch.zeros(3, 5, 7))}, ValueError, "is made for 3 heads and q has 6"),
         (
             {"mask": ll.Dense(torch.ones(3, 1, 5, 7, dtype=torch.bool))},
             ValueError,
-            "speaks of 3 batch elements and q has 2",
+            "is made for 3 batch elements and q has 2",
         ),
         (
             {"mask": ll.Padding([1, 2, 3])},
             ValueError,
-            r"Padding\(\[1, 2, 3\]\) speaks of 3 batch elements and q has 2",
+            r"Padding\(\[1, 2, 3\]\) is made for 3 batch elements and q has 2",
         ),
         ({"mask": ll.Padding(8)}, ValueError, "length 8 is more than the 7 keys"),
         ({"mask": ll.Documents([0] * 5)}, ValueError, "5 ids for 7 keys"),
@@ -84,7 +84,7 @@ def test_clashes_are_named(changes: dict[str, Any], error: type[Exception], matc
 
 
 def test_masks_have_no_truth_value() -> None:
-    with pytest.raises(TypeError, match=r"combine masks with & and \|"):
+    with pytest.raises(TypeError, match=r"combine masks with &, \| and ~"):
         ll.Causal() and ll.Window(2)
     with pytest.raises(ValueError, match=r"one side has \(batch, heads\) = \(2, 1\) and the other \(3, 1\)"):
         ll.Padding([1, 2]) & ll.Padding([1, 2, 3])

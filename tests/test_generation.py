@@ -175,14 +175,55 @@ def test_errors() -> None:
         models.generate(model, x, temperature=1.0, top_p=1.5)
     with pytest.raises(ValueError, match="beam search takes no temperature"):
         models.generate(model, x, beams=2, temperature=1.0)
-    with pytest.raises(ValueError, match="33 positions, and there are learned ones for 32; shorten the text"):
+    with pytest.raises(ValueError, match="needs 33 positions, and the model has learned 32; shorten the text"):
         models.generate(model, x, max_new_tokens=40, stop=[])
     headless = models.build({**model.config, "architectures": ["GPT2Model"]})
     with pytest.raises(ValueError, match="the model has no language-model head"):
         models.generate(headless, x)
-    with pytest.raises(ValueError, match="with a cache, padding comes first"):
+    with pytest.raises(ValueError, match="a cache needs padding on the left"):
         model(x, mask=ll.Padding([2]), cache=ll.KVCache())
     with pytest.raises(TypeError, match=r"wrap the tensor as Dense\(tensor\)"):
         model(x, mask=torch.ones(1, 3))
-    with pytest.raises(TypeError, match="Linear gives no logits of next tokens"):
+    with pytest.raises(TypeError, match="Linear does not predict next tokens"):
         models.generate(torch.nn.Linear(2, 2), x)
+
+
+SMALL_GPT2 = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_embd": 12,
+    "n_layer": 1,
+    "n_head": 3,
+    "vocab_size": 31,
+    "n_positions": 64,
+}
+
+
+def test_caches_that_are_none() -> None:
+    """A class in place of an instance, and the names that transformers uses."""
+    model = models.build({**SMALL_GPT2})
+    ids = torch.tensor([[1, 2, 3]])
+    for cache, message in (
+        (ll.KVCache, r"cache is the class KVCache; give an instance, such as KVCache\(…\)"),
+        ("static", "cache must be a KVCache or one of its kinds, not 'static'"),
+        (3, "cache must be a KVCache or one of its kinds, not 3"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            models.generate(model, ids, cache=cache)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=message):
+            model(ids, cache=cache)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_logits_that_are_not_numbers(beams: int) -> None:
+    model = models.build({**SMALL_GPT2})
+    with torch.no_grad():
+        model.stack.norm.weight.fill_(torch.nan)  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="the model's logits are NaN"):
+        models.generate(model, torch.tensor([[1, 2, 3]]), beams=beams, temperature=0.0 if beams > 1 else 0.5)
+
+
+@pytest.mark.parametrize("stop", ["</s>", 1.5, [[1]], {"a": 1}])
+def test_stops_that_are_none(stop: Any) -> None:
+    with pytest.raises(TypeError, match="stop must be the id of a token or a list of ids"):
+        models.generate(models.build({**SMALL_GPT2}), torch.tensor([[1, 2, 3]]), stop=stop)

@@ -15,9 +15,11 @@ import transformers as tf
 from transformers import masking_utils
 
 import limelight as ll
-from limelight.lens import huggingface, relation
-from limelight.lens.hf.masks import Visible, visible_mask
+from limelight.lens import relation
+from limelight.lens.hf import registration
+from limelight.lens.hf.masks import SpanMask, span_mask
 
+NEW = int(tf.__version__.split(".")[0]) >= 5
 SMALL = {
     **{"vocab_size": 101, "hidden_size": 48, "intermediate_size": 61, "num_hidden_layers": 2},
     "num_attention_heads": 6,
@@ -180,7 +182,7 @@ def test_a_real_model(minilm: Path) -> None:
 @pytest.mark.parametrize("name", CAUSAL)
 def test_generation(name: str, cache: str, padded: str) -> None:
     """The same tokens with every cache, and the weights of every step."""
-    huggingface.register()
+    registration.register()
     model, given = build(name), inputs(name, padded, n=13)
     options = {"do_sample": False, "max_new_tokens": 9, "min_new_tokens": 9, "return_dict_in_generate": True}
     if cache == "static":
@@ -253,7 +255,7 @@ def test_masks_of_ones_own(kind: str) -> None:
     model.set_attn_implementation("eager")
     with torch.no_grad():
         expected = model(ids, attention_mask=mask).logits
-        huggingface.register()
+        registration.register()
         model.set_attn_implementation("limelight")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ll.SlowPathWarning)
@@ -264,16 +266,20 @@ def test_masks_of_ones_own(kind: str) -> None:
 def _patterns() -> dict[str, Any]:
     ids = torch.tensor([[0] * 5 + [1] * 8, [0] * 9 + [1] * 4])
     m = masking_utils
-    return {
+    patterns = {
         "causal": m.causal_mask_function,
-        "both ways": m.bidirectional_mask_function,
         "sliding": m.sliding_window_causal_mask_function(4),
-        "sliding both ways": m.sliding_window_bidirectional_mask_function(3),
         "chunks": m.chunked_causal_mask_function(5, torch.tensor([0, 2])),
         "packed": m.and_masks(m.causal_mask_function, m.packed_sequence_mask_function(ids)),
-        "blocks": m.or_masks(m.causal_mask_function, m.blockwise_overlay(ids - 1)),
         "own": lambda b, h, q, k: (k <= q) & ((q - k) % 7 < 5),
     }
+    if NEW:
+        patterns |= {
+            "both ways": m.bidirectional_mask_function,
+            "sliding both ways": m.sliding_window_bidirectional_mask_function(3),
+            "blocks": m.or_masks(m.causal_mask_function, m.blockwise_overlay(ids - 1)),
+        }
+    return patterns
 
 
 @pytest.mark.parametrize("padded", ["none", "right", "left", "holes"])
@@ -289,21 +295,21 @@ def test_mask_functions(pattern: str, padded: str) -> None:
         mask[0, 3:5] = mask[1, 8] = mask[1, 10:] = False
     arguments: dict[str, Any] = {
         "batch_size": 2,
-        "q_length": 13,
+        **({"q_length": 13} if NEW else {"cache_position": torch.arange(13)}),
         "kv_length": 13,
         "mask_function": _patterns()[pattern],
     }
     arguments |= {"attention_mask": None if padded == "none" else mask, "allow_is_causal_skip": False}
-    found = visible_mask(**arguments)
-    assert isinstance(found, Visible)
-    assert torch.equal(found.numbers(), masking_utils.sdpa_mask(**arguments))
-    assert torch.equal(found[:, :, 2:, :7], found.numbers()[:, :, 2:, :7])  # it becomes one where it must
+    found = span_mask(**arguments)
+    assert isinstance(found, SpanMask)
+    assert torch.equal(found.dense(), masking_utils.sdpa_mask(**arguments))
+    assert torch.equal(found[:, :, 2:, :7], found.dense()[:, :, 2:, :7])  # it becomes one where it must
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "gpt_oss", "bert"])
 def test_training(name: str) -> None:
     """Gradients of all parameters, with padding."""
-    huggingface.register()
+    registration.register()
     model, given = build(name), inputs(name, "right")
     real = given["attention_mask"].bool()
     gradients = {}
@@ -428,7 +434,7 @@ def test_an_exception_leaves_the_model_as_it_was() -> None:
             raise RuntimeError("stop")
         assert [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in each.modules()] == hooks
     assert model.config._attn_implementation == "eager"
-    assert not huggingface.witnesses
+    assert not registration.recorders
     assert not any("attend" in vars(module) for module in ours.modules())
     assert all(m._packs for m in ours.modules() if isinstance(m, ll.nn.Encoder))
 
@@ -442,6 +448,15 @@ def test_importing_registers_nothing() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     light = "import limelight as ll, sys; ll.watch; assert 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", light], check=True)
+
+
+def test_versions_that_are_too_old() -> None:
+    """Before 4.57 there is no registry of masks; one line says which version is needed."""
+    code = "import sys; sys.modules['transformers.masking_utils'] = None; import limelight.lens.hf.registration"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: limelight reads models of transformers with transformers 4.57 or later")
+    assert f"transformers {tf.__version__} is installed" in last
 
 
 def test_what_is_kept() -> None:
@@ -462,7 +477,7 @@ def test_what_is_kept() -> None:
     with torch.no_grad(), ll.watch(model, keep={"top": 3}) as answers:
         model(**given)
     assert answers[name].top.indices.shape == (3, 6, 23, 3)
-    with pytest.warns(UserWarning, match="1 attention calls were left out"), ll.watch(model, limit=1e-6) as little:
+    with pytest.warns(UserWarning, match="1 attention calls were dropped"), ll.watch(model, limit=1e-6) as little:
         model(**given)
     assert len(little) == 1
     assert little.missed == 1
@@ -475,8 +490,26 @@ def test_what_is_kept() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             ll.watch(model, **wrong)
-    with pytest.raises(KeyError, match=r"there are encoder\.layer\.0"):
+    with pytest.raises(KeyError, match=r"recorded modules: encoder\.layer\.0"):
         whole["encoder"]
+
+
+def test_the_record_of_a_translation_reports_on_its_heads() -> None:
+    """It is the same class as that of ``watch``, with the same report."""
+    from limelight import translate
+
+    translator = translate.load()
+    sentence = translator("The cat is sleeping.").sentences[0]
+    record = translator("The cat is sleeping.").record
+    assert type(record) is ll.lens.Record
+    source, target = sentence._ids
+    with torch.no_grad(), ll.watch(translator.model) as watched:
+        translator.model(source, target[:, :-1])
+    assert type(watched) is type(record)
+    report, expected = record.heads(), watched.heads()
+    assert len(report) == len(expected) == sum(call.shape[1] for call in watched.log)
+    assert [row["label"] for row in report] == [row["label"] for row in expected]
+    assert report[0]["entropy"] == pytest.approx(expected[0]["entropy"], abs=1e-5)
 
 
 def test_a_gradient_flows_through_the_record() -> None:
@@ -614,12 +647,12 @@ def test_a_mask_for_fewer_keys_than_there_are() -> None:
 def test_what_was_not_seen_is_said() -> None:
     ids = inputs("llama")["input_ids"]
     mamba = tf.MambaModel(tf.MambaConfig(vocab_size=101, hidden_size=16, num_hidden_layers=1, state_size=4)).eval()
-    with torch.no_grad(), pytest.warns(UserWarning, match="no attention was seen"), ll.watch(mamba):
+    with torch.no_grad(), pytest.warns(UserWarning, match="no attention was recorded"), ll.watch(mamba):
         mamba(ids)
     own = torch.nn.MultiheadAttention(12, 3, batch_first=True)
     x = torch.randn(2, 5, 12)
     with (
-        pytest.warns(UserWarning, match="did not see what they attend to"),
+        pytest.warns(UserWarning, match="could not record what they attend to"),
         ll.watch(torch.nn.Sequential(own), dense=True),
     ):
         own(x, x, x)
@@ -733,9 +766,9 @@ def test_relation() -> None:
         ([], "at least one pair"),
         ([(6, 1)], "not within the 6 tokens"),
         ([(1, [])], "one token"),
-        ([3], "no pair"),
-        ([("it", 1)], "no position"),
-        ([(1.5, 1)], "no position"),
+        ([3], "not a pair"),
+        ([("it", 1)], "neither the position"),
+        ([(1.5, 1)], "neither the position"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             relation(record, pairs)

@@ -48,9 +48,10 @@ def test_look(tmp_path: Path, minilm: Path) -> None:
         matrix = model(**ids, output_attentions=True).attentions[3][0, found["drawn"]["head"]]
     torch.testing.assert_close(torch.tensor(found["drawn"]["weights"]), matrix, atol=1e-5, rtol=0)
     page = file.read_text(encoding="utf-8")
-    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
-    data = json.loads(page.split('type="application/json">')[1].split("</script>")[0])
-    assert [len(layer["heads"]) for layer in data["groups"][0]["layers"]] == [12] * 6
+    assert "://" not in page.replace("http://www.w3.org/2000/svg", "")
+    data = json.loads(page.split('id="limelight-data">')[1].split("</script>")[0])
+    assert [call["heads"] for call in data["about"]["calls"]] == [12] * 6
+    assert data["about"]["opens"][0] == 3
     flat = json.loads(_look("-", *folder, "--json", "--temperature", "1000", text=TEXT).stdout)
     assert min(row["spread"] for row in flat["heads"]) > 0.99
 

@@ -219,7 +219,7 @@ def test_errors(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"takes the tensor layers\.0\.surprise of the checkpoint"):
         models.load(folder)
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="is damaged or no safetensors file"):
+    with pytest.raises(ValueError, match="is damaged or not a safetensors file"):
         models.load(folder)
     weights.rename(folder / "pytorch_model.bin")
     with pytest.raises(FileNotFoundError, match=r"has no model.safetensors; pickled weights are not read"):
@@ -295,3 +295,58 @@ def test_shards(folder: Path) -> None:
     assert (folder.parent / "shards" / "model.safetensors.index.json").exists()
     got = models.load(folder.parent / "shards")
     assert all(torch.equal(a, b) for a, b in zip(want.parameters(), got.parameters(), strict=True))
+
+
+CLASSIFIERS = {
+    "sequence": (hf.BertForSequenceClassification, hf.BertConfig(**WIDTHS, num_labels=3)),
+    "token": (hf.BertForTokenClassification, hf.BertConfig(**WIDTHS, num_labels=7)),
+}
+
+
+@over(CLASSIFIERS)
+@torch.no_grad()
+def test_classification(pair: tuple[Any, Any, Path], tmp_path: Path) -> None:
+    """The logits of classes are those of transformers, also with padding, and after saving."""
+    theirs, ours, _ = pair
+    x, lengths = ids(3, 29), torch.tensor([29, 17, 5])
+    agree(ours(x), theirs(x).logits)
+    got = ours(x, mask=ll.Padding(lengths))
+    want = theirs(x, attention_mask=(torch.arange(29) < lengths[:, None]).long()).logits
+    for n, length in enumerate(lengths.tolist()):
+        agree(got[n] if got.ndim == 2 else got[n, :length], want[n] if want.ndim == 2 else want[n, :length])
+    models.save(ours, tmp_path / "again")
+    agree(type(theirs).from_pretrained(tmp_path / "again")(x).logits, theirs(x).logits)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@torch.no_grad()
+def test_the_encoder_of_t5(named: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = hf.T5EncoderModel(hf.T5Config(**T5)).eval()
+    theirs.save_pretrained(tmp_path)
+    if not named:
+        edited(tmp_path, architectures=None)
+    ours, x = models.load(tmp_path), ids(2, 19)
+    agree(ours(x), theirs(x).last_hidden_state)
+    models.save(ours, tmp_path / "again")
+    agree(hf.T5EncoderModel.from_pretrained(tmp_path / "again")(x).last_hidden_state, theirs(x).last_hidden_state)
+
+
+@torch.no_grad()
+def test_heads_that_are_not_used_are_named_once(tmp_path: Path) -> None:
+    """BERT with the heads of its pretraining, for a configuration of the bare model; and a head for questions."""
+    theirs = hf.BertForPreTraining(hf.BertConfig(**WIDTHS)).eval()
+    theirs.save_pretrained(tmp_path)
+    x = ids(2, 11)
+    agree(models.load(tmp_path)(x), theirs(x).prediction_logits)
+    edited(tmp_path, architectures=["BertModel"])
+    with pytest.warns(
+        UserWarning, match=r"not used here: the tensors cls\.predictions\.bias, .* of the checkpoint"
+    ) as seen:
+        ours = models.load(tmp_path)
+    assert len(seen) == 1
+    agree(ours(x), theirs.bert(x).last_hidden_state)
+    theirs = hf.BertForQuestionAnswering(hf.BertConfig(**WIDTHS)).eval()
+    theirs.save_pretrained(tmp_path / "questions")
+    with pytest.warns(UserWarning, match=r"not used here: the tensors qa_outputs\.bias, qa_outputs\.weight"):
+        agree(models.load(tmp_path / "questions")(x), theirs.bert(x).last_hidden_state)

@@ -37,7 +37,7 @@ def test_multihead_attention_from_torch_and_back(bias: bool, context_width: int 
 def test_what_torch_cannot_express() -> None:
     with pytest.raises(ValueError, match="has no grouped heads, other widths, norms of q and k, positions"):
         MultiHeadAttention(20, 4, kv_heads=2).to_torch()
-    with pytest.raises(ValueError, match="add_bias_kv or add_zero_attn has no counterpart"):
+    with pytest.raises(ValueError, match="add_bias_kv or add_zero_attn cannot be converted"):
         MultiHeadAttention.from_torch(nn.MultiheadAttention(8, 2, add_zero_attn=True))
     with pytest.raises(ValueError, match="heads = 6 must be a multiple of kv_heads = 4"):
         MultiHeadAttention(24, 6, kv_heads=4)
@@ -97,7 +97,7 @@ def test_blocks_are_those_of_torch(order: str, first: bool) -> None:
     forbidden = torch.ones(7, 7).triu(1).bool()
     want = theirs(x, c, tgt_mask=forbidden)
     torch.testing.assert_close(ours(x, c, mask=ll.Causal()), want, atol=1e-5, rtol=1e-5)
-    with pytest.raises(ValueError, match="attends to a context, and none is given"):
+    with pytest.raises(ValueError, match="has cross-attention and needs a context"):
         ours(x)
 
 
@@ -167,7 +167,7 @@ def test_padding_is_not_computed_and_changes_nothing(order: str) -> None:
         found.append([out[real], x.grad, *(p.grad.clone() for p in encoder.parameters() if p.grad is not None)])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
-    with pytest.raises(ValueError, match="Padding speaks of 2 batch elements and there are 3"):
+    with pytest.raises(ValueError, match="Padding has 2 lengths and there are 3 batch elements"):
         encoder(x, mask=ll.Padding([3, 4]))
 
 

@@ -9,16 +9,19 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 
 import limelight as ll
+from conftest import generator
 
 
 def work(n: int = 301) -> tuple[torch.Tensor, ...]:
-    g = torch.Generator().manual_seed(n)
+    g = generator(n)
     return tuple(torch.randn(1, 4, n, 32, generator=g) for _ in range(3))
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # which is the point
 def test_works_after_fork(two_threads: None) -> None:
     q, k, v = work()
     want = ll.attention(q, k, v)  # the pool has its threads now
@@ -41,6 +44,7 @@ def test_calls_side_by_side_agree(two_threads: None) -> None:
 
 
 def test_the_gil_is_released() -> None:
+    """Another thread runs during a call. One call may be too short for it on a busy machine, hence several."""
     q, k, v = (torch.randn(1, 8, 2048, 64) for _ in range(3))
     ticks, done = [], threading.Event()
 
@@ -51,13 +55,17 @@ def test_the_gil_is_released() -> None:
 
     thread = threading.Thread(target=tick)
     thread.start()
-    start = time.perf_counter()
-    ll.attention(q, k, v)
-    end = time.perf_counter()
-    done.set()
-    thread.join()
-    during = [t for t in ticks if start < t < end]
-    assert len(during) >= 3, f"{len(during)} ticks in {end - start:.3f} s"
+    try:
+        for _ in range(20):
+            start = time.perf_counter()
+            ll.attention(q, k, v)
+            end = time.perf_counter()
+            if sum(start < t < end for t in ticks) >= 3:  # with the GIL held, at most one before and one after
+                return
+    finally:
+        done.set()
+        thread.join()
+    pytest.fail(f"no call let another thread run, the last one for {end - start:.3f} s")
 
 
 def test_idle_threads_sleep() -> None:
@@ -66,12 +74,13 @@ import torch, limelight as ll, time, resource
 torch.set_num_threads(2)
 x = torch.randn(1, 4, 512, 64)
 ll.attention(x, x, x)
+time.sleep(0.2)  # the last spins end
 before = time.process_time()
 time.sleep(1.0)
 print(time.process_time() - before)
 """
     used = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-    assert used < 0.05, f"{used} s of CPU in a second of doing nothing"
+    assert used < 0.1, f"{used} s of CPU in a second of doing nothing, where one spinning thread takes 1 s"
 
 
 def test_no_second_openmp_runtime() -> None:

@@ -56,7 +56,7 @@ def test_partial_rotary_and_distances() -> None:
     for d in range(-8, 9):
         diagonal = scores.diagonal(d)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5, rtol=1e-5)
-    with pytest.raises(ValueError, match="Rotary: width = 5; features are turned in pairs"):
+    with pytest.raises(ValueError, match="Rotary: width = 5 must be even"):
         positions.Rotary(5)
 
 
@@ -163,5 +163,22 @@ def test_only_positions_break_permutation_equivariance(name: str) -> None:
 
 
 def test_learned_positions_end() -> None:
-    with pytest.raises(ValueError, match="33 positions, and there are learned ones for 32; shorten the text"):
+    with pytest.raises(ValueError, match="needs 33 positions, and the model has learned 32; shorten the text"):
         positions.Learned(32, 8).embed(torch.zeros(1, 3, 8), 30)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: positions.Yarn(factor=2.0, trained=0, base=100.0), "Yarn: trained = 0 must be above 0"),
+        (lambda: positions.Yarn(factor=2.0, trained=9, base=-1.0), r"Yarn: base = -1\.0 must be above 1"),
+        (lambda: positions.Llama3(2.0, 4.0, 1.0, 16), r"Llama3: low = 4\.0 must be below high = 1\.0"),
+        (lambda: positions.Interpolated(0.0), r"Interpolated: factor = 0\.0 must be above 0"),
+        (lambda: positions.Rotary(8, base=-3.0), r"Rotary: base = -3\.0 must be above 0"),
+        (lambda: positions.T5(3, buckets=32, max_distance=8), "give at least 4 buckets and a max_distance above 8"),
+        (lambda: positions.T5(3, buckets=1), "give at least 4 buckets"),
+    ],
+)
+def test_schemes_that_cannot_be(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

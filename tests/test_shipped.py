@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from limelight import translate
 from limelight.cli import main
 from limelight.lens.alignment import words
-from limelight.lens.translating import alignment_of
 from limelight.translate import Translator, vocabulary
+from limelight.translate.display import alignment_of
 
 RIGHT = {
     "The cat is sleeping.": ["Le chat dort.", "La chatte dort.", "Le chat est en train de dormir."],

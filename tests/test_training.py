@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import limelight as ll
+from conftest import SEED, generator
 
 TEXT = (Path(__file__).parents[1] / "LICENSE").read_text()
 LETTERS = sorted(set(TEXT))
@@ -44,11 +45,11 @@ class Letters(nn.Module):
         return self.head(self.layers(x))
 
 
-def train(attend: Attend, steps: int, context: int = 64, batch: int = 8) -> list[float]:
-    torch.manual_seed(0)
-    model = Letters(attend, context=context)
+def train(attend: Attend, steps: int, dtype: torch.dtype, context: int = 64, batch: int = 8) -> list[float]:
+    torch.manual_seed(SEED)
+    model = Letters(attend, context=context).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    g = torch.Generator().manual_seed(1)
+    g = generator(1)
     losses = []
     for _ in range(steps):
         starts = torch.randint(0, len(DATA) - context - 1, (batch,), generator=g)
@@ -62,13 +63,14 @@ def train(attend: Attend, steps: int, context: int = 64, batch: int = 8) -> list
 
 
 def test_the_loss_curve_is_that_of_sdpa() -> None:
-    ours = train(lambda q, k, v: ll.attention(q, k, v, mask=ll.Causal()), 300)
-    theirs = train(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), 300)
-    assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-3
-    assert sum(ours[-20:]) / 20 < 2.3, "it learns"
+    """In float64: in float32 two trainings drift apart by roundings alone, how far depends on the machine."""
+    ours = train(lambda q, k, v: ll.attention(q, k, v, mask=ll.Causal()), 60, torch.float64)
+    theirs = train(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), 60, torch.float64)
+    assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-8
 
 
 def test_it_learns_with_dropout_a_window_and_a_bias() -> None:
     mask = ll.Causal() & (ll.Window(16) | ll.First(1))
-    losses = train(lambda q, k, v: ll.attention(q, k, v, mask=mask, bias=ll.ALiBi(4), dropout=0.1), 300)
-    assert sum(losses[-20:]) / 20 < 2.3
+    attend = lambda q, k, v: ll.attention(q, k, v, mask=mask, bias=ll.ALiBi(4), dropout=0.1)  # noqa: E731
+    losses = train(attend, 200, torch.float32)
+    assert sum(losses[-20:]) / 20 < 2.5

@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 
 from limelight import models, translate
 from limelight.cli import main
-from limelight.lens import translating
-from limelight.translate import Pair, Recipe, vocabulary
+from limelight.translate import Pair, Recipe, display, vocabulary
 from limelight.translate.data import batches, padded
 from limelight.translate.sentences import split
 from limelight.translate.training import loss_of
@@ -217,7 +216,7 @@ def test_translate_on_the_command_line(toy: Path, tmp_path: Path, monkeypatch: p
     file.write_text(
         "the cat.\n\nthe dog. The cat.\n日本\n" + "the cat sees " * 400 + "\nthe\u2028dog.", encoding="utf-8"
     )
-    monkeypatch.setattr(translating, "_TOGETHER", 2)
+    monkeypatch.setattr(display, "_TOGETHER", 2)
     lines = run("--file", str(file)).stdout.split("\n")
     assert len(lines) == 7
     assert lines[5] == run("the dog.").stdout.splitlines()[0]
@@ -316,7 +315,7 @@ def test_vocabularies_that_are_none(toy: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no tokenizer\.json"):
         translate.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{[", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"tokenizer\.json is no vocabulary"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
         translate.load(tmp_path)
 
 

@@ -15,14 +15,13 @@ import limelight as ll
 from conftest import problems, random_masks, strided
 from limelight.core import reference
 from limelight.core.masks import Mask
-from limelight.core.problem import Problem
 
 
 def dense_of(p: dict[str, Any]) -> Tensor:
     """The matrix in float64, by the definition."""
     options = {n: x for n, x in p.items() if n not in ("q", "k", "v")}
     with torch.no_grad():
-        return reference.steps(Problem(p["q"].double(), p["k"].double(), **options), None).weights
+        return reference.steps(p["q"].double(), p["k"].double(), **options).weights
 
 
 def weights_of(p: dict[str, Any]) -> ll.Weights:
@@ -32,7 +31,7 @@ def weights_of(p: dict[str, Any]) -> ll.Weights:
 def close(got: Tensor, want: Tensor, p: dict[str, Any], scale: float = 1.0) -> None:
     """A weight is as inexact as its logit."""
     options = {n: x for n, x in p.items() if n not in ("q", "k", "v")}
-    logits = reference.steps(Problem(p["q"].detach().double(), p["k"].double(), **options), None).masked
+    logits = reference.steps(p["q"].detach().double(), p["k"].double(), **options).masked
     got = got.detach()
     hottest = float(logits[logits.isfinite()].abs().max()) if logits.isfinite().any() else 0.0
     eps = 2.0**-52 if p["q"].dtype == torch.float64 else 2.0**-23
@@ -407,7 +406,7 @@ def test_errors() -> None:
         A.mass(torch.ones(5))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"u is torch.int64; it must be floats"):
         A.T @ torch.ones(2, 3, 4, 1).long()
-    with pytest.raises(ValueError, match="speaks of 4 batch elements and q has 2"):
+    with pytest.raises(ValueError, match="is made for 4 batch elements and q has 2"):
         A.mass(ll.Padding([1, 2, 3, 4]))
     with pytest.raises(ValueError, match="pool: rows = 0 must be at least 1"):
         A.pool(0, 4)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from limelight import experiments, lens, models, nn, positions, translate
     from limelight.core.biases import ALiBi, DenseBias, Relative
+    from limelight.core.checks import SlowPathWarning
     from limelight.core.masks import Causal, Dense, Documents, First, Padding, Prefix, Window
-    from limelight.core.problem import SlowPathWarning
-    from limelight.core.reference import trace
+    from limelight.explorer import explore
     from limelight.functional import attention, backend_for, weights
     from limelight.lens.watching import watch
+    from limelight.matrix.base import Weights
     from limelight.matrix.flow import rollout
-    from limelight.matrix.lazy import Weights
+    from limelight.matrix.steps import trace
     from limelight.nn.cache import ByteCache, HeavyHitterCache, KVCache, WindowCache
 
 # Names are imported when they are first used, so that `limelight --help` need not import torch.
@@ -22,10 +24,11 @@ _HOME = {
     "attention": "functional",
     "weights": "functional",
     "backend_for": "functional",
-    "Weights": "matrix.lazy",
-    "trace": "core.reference",
+    "Weights": "matrix.base",
+    "trace": "matrix.steps",
     "rollout": "matrix.flow",
     "watch": "lens.watching",
+    "explore": "explorer",
     "Causal": "core.masks",
     "Window": "core.masks",
     "Padding": "core.masks",
@@ -40,7 +43,7 @@ _HOME = {
     "WindowCache": "nn.cache",
     "ByteCache": "nn.cache",
     "HeavyHitterCache": "nn.cache",
-    "SlowPathWarning": "core.problem",
+    "SlowPathWarning": "core.checks",
 }
 _PACKAGES = ("experiments", "lens", "models", "nn", "positions", "translate")
 
@@ -64,6 +67,7 @@ __all__ = [
     "attention",
     "backend_for",
     "experiments",
+    "explore",
     "lens",
     "models",
     "nn",
@@ -77,6 +81,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return version("limelight")
     if name in _PACKAGES:
         return import_module(f"limelight.{name}")
     if name not in _HOME:

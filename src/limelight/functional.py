@@ -1,4 +1,4 @@
-"""``attention`` and ``weights``: check, choose a backend, run."""
+"""The front door: ``attention`` and ``weights`` check their arguments and hand them to a backend."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from limelight.backends import Backend, choose, run
-from limelight.backends.native import Bytes, forward_bytes, quick
+from limelight import backends
+from limelight.backends import Backend, Int8Rows
 from limelight.core.biases import Bias
+from limelight.core.checks import check_dropout
 from limelight.core.masks import Mask
-from limelight.core.problem import Problem, check_dropout
-from limelight.core.tracing import transformed
-from limelight.matrix.lazy import Weights
+from limelight.core.problem import AttentionSpec, Problem
+from limelight.matrix.base import Weights
+from limelight.matrix.lazy import LazyWeights
 
 
 def attention(
@@ -35,8 +36,8 @@ def attention(
         q: queries ``(…, Hq, N, D)``.
         k: keys ``(…, Hkv, M, D)``; ``Hq`` is a multiple of ``Hkv`` (grouped heads).
         v: values ``(…, Hkv, M, Dv)``.
-        mask: which keys a query may attend to, such as ``Causal() & Window(256)``; all where None.
-        bias: what is added to the logits, such as ``ALiBi(Hq)``.
+        mask: the keys that a query may attend to, such as ``Causal() & Window(256)``; all where None.
+        bias: numbers added to the logits, such as ``ALiBi(Hq)``.
         scale: ``1/√D`` unless given; it may be a tensor with one number that requires grad, as may ``temperature``.
         softcap: ``c`` in ``c · tanh(scores / c)``.
         sink: one extra logit for each head, ``(Hq,)``, which takes weight and gives no value.
@@ -54,27 +55,23 @@ def attention(
     torch.Size([2, 8, 5, 3])
 
     """
-    told = mask is not None or bias is not None or softcap is not None or sink is not None or scale is not None
-    told = told or temperature.__class__ is not float or temperature != 1.0 or dropout != 0.0
-    if not told and backend is None and (quickly := quick(q, k, v)) is not None:
-        return quickly
-    p = Problem(q, k, mask, bias, scale, softcap, sink, temperature)
+    p = Problem(q, k, AttentionSpec(mask, bias, scale, softcap, sink, temperature))
     if dropout.__class__ is not float or not 0 <= dropout < 1:
         dropout = check_dropout(dropout)
-    out, _ = run(p, p.check_values(v), backend, dropout=dropout)
-    return out if len(p.lead) == 1 else out.reshape(*p.lead, *out.shape[1:])
+    return p.with_lead(backends.attention(p, p.check_values(v), dropout, backend))
 
 
-def attention_bytes(
-    q: Tensor, k: Bytes, v: Bytes, *, mask: Mask | None = None, bias: Bias | None = None, scale: float | None = None
+def attention_int8(
+    q: Tensor,
+    k: Int8Rows,
+    v: Int8Rows,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | None = None,
+    scale: float | None = None,
 ) -> Tensor:
     """Attention to keys and values of an 8-bit cache, which the kernels read as they are."""
-    # Everything is checked on keys that have the shape of these and no memory.
-    shaped = q.new_zeros(1).expand(k.values.shape)
-    p = Problem(q, shaped, mask, bias, scale)
-    if choose(p).name != "native" or transformed() or 0 in p.sizes:
-        return attention(q, k.numbers(q.dtype), v.numbers(q.dtype), mask=mask, bias=bias, scale=scale)
-    return forward_bytes(p.q, k, v, p.lower(), p.sizes)
+    return backends.attention_int8(q, k, v, AttentionSpec(mask=mask, bias=bias, scale=scale))
 
 
 def weights(
@@ -97,17 +94,17 @@ def weights(
     >>> A.shape
     (4, 100, 100)
     """
-    return Weights(Problem(q, k, mask, bias, scale, softcap, sink, temperature))
+    return LazyWeights(Problem(q, k, AttentionSpec(mask, bias, scale, softcap, sink, temperature)))
 
 
 def backend_for(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Backend:
-    """Which backend ``attention`` would use for these arguments, and why.
+    """Return the backend that ``attention`` would use for these arguments, and the reason.
 
     >>> import torch, limelight as ll
     >>> x = torch.randn(1, 2, 3, 4)
     >>> print(ll.backend_for(x, x, x))
     native: float tensors on the CPU
     """
-    p = Problem(q, k, **options)
+    p = Problem(q, k, AttentionSpec(**options))
     p.check_values(v)
-    return choose(p)
+    return backends.choose(p)

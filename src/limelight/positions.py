@@ -1,4 +1,4 @@
-"""Position schemes: the public home of what ``limelight.nn.positions`` defines."""
+"""Position schemes: the public names of ``limelight.nn.positions``."""
 
 from limelight.nn.positions import (
     T5,

@@ -1,6 +1,6 @@
 """The kernels: checks what they assume of memory and hands over addresses and strides.
 
-This is the only file that passes an address. Everything it points to is held by a local name until the
+This is the only file that passes an address. Everything that an address points to is held by a local name until the
 call returns, and the kernels keep nothing.
 """
 
@@ -15,279 +15,200 @@ import torch
 from torch import Tensor
 
 import limelight.backends._native as _native
-from limelight.backends.statistics import (
-    Distance,
-    Entropy,
-    Mass,
-    Pool,
-    Profile,
-    Question,
-    Received,
-    Sent,
-    Similarity,
-    Strongest,
-    Top,
-)
-from limelight.core.problem import SlowPathWarning, Terms, compute_dtype
-from limelight.core.tracing import unusual
+from limelight.backends.int8 import Int8Rows
+from limelight.backends.statistic import Statistic
+from limelight.core.checks import SlowPathWarning
+from limelight.core.masks import LoweredMask, lower_mask
+from limelight.core.problem import LoweredSpec, Problem, Sizes, compute_dtype
+from limelight.core.tracing import is_eager
 
-_STRIDED = torch.strided
-_NOTHING = (None, None, None, 0, 0, 0)  # no spans, mask, bias, slopes, offsets, sink
+isa = _native.isa
+available_isas = _native.available_isas
+set_isa = _native.set_isa
+peak_flops = _native.peak_flops
+read_bandwidth = _native.read_bandwidth
+
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+_make_problem = _native.Problem
+_forward = _native.forward
+_threads = torch.get_num_threads
+_empty_like = torch.empty_like
 
 
-def quick(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-    """Attention of ordinary tensors and nothing else, or None where something needs a closer look.
+class Normalisers(NamedTuple):
+    """What the weights of each row are made from.
 
-    The same call as below with one look at each tensor: with few keys, looking is most of the cost.
+    ``lse`` is the log-sum-exp; ``scaled`` holds the largest logit m and log₂ Σ 2^(logit − m), both in units of log 2,
+    because their sum would lose digits where logits are large.
     """
-    if unusual() or not (q.__class__ is k.__class__ is v.__class__ is Tensor):
-        return None
-    shape, key_shape, dtype = q.shape, k.shape, q.dtype
-    if len(shape) != 4 or key_shape != v.shape or k.dtype is not dtype or v.dtype is not dtype:
-        return None
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return None
-    if q.layout is not _STRIDED or k.layout is not _STRIDED or v.layout is not _STRIDED or dtype not in _TYPES:
-        return None
-    B, Hq, N, D = shape
-    key_B, Hkv, M, key_D = key_shape if len(key_shape) == 4 else (0, 0, 0, 0)
-    if key_B != B or key_D != D or not (B and Hkv and N and M and D) or Hq % Hkv or max(N, M) >= 2**31:
-        return None
+
+    lse: Tensor  # (B, Hq, N)
+    scaled: Tensor  # (2, B, Hq, N)
+
+    @classmethod
+    def empty(cls, sizes: Sizes, dtype: torch.dtype) -> Normalisers:
+        """Allocate memory for them."""
+        shape = (sizes.B, sizes.Hq, sizes.N)
+        return cls(torch.empty(shape, dtype=dtype), torch.empty((2, *shape), dtype=dtype))
+
+
+def attention(p: Problem, v: Tensor) -> Tensor:
+    """Compute the output of a plain call: no gradient, no dropout, no normalisers.
+
+    Most calls are this one, and with few keys the Python around the kernels is most of their cost.
+    """
+    q, k = p.q, p.k
+    B, Hq, _, N, M, D = p.sizes
+    if p.bias is not None or p.sink is not None or not (B and Hq and N and M):
+        return forward(q, k, v, p.lower(), p.sizes)[0]
     q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
     q_data, k_data, v_data = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    if not (q_strides[3] == k_strides[3] == v_strides[3] == 1 and q_data and k_data and v_data):
-        return None
-    if q.is_neg() or k.is_neg() or v.is_neg() or not (q.is_cpu and k.is_cpu and v.is_cpu):
-        return None
-    out = torch.empty_like(q)
+    in_place = q_strides[3] == k_strides[3] == v_strides[3] == 1 and q_data and k_data and v_data
+    if not in_place or q.is_neg() or k.is_neg() or v.is_neg():
+        return forward(q, k, v, p.lower(), p.sizes)[0]
+    dtype, value_dtype, width = q.dtype, v.dtype, v.shape[3]
+    out = _empty_like(q) if dtype is value_dtype and width == D else empty_output(q, v)
     out_strides = out.stride()
     if out_strides[3] != 1:
-        return None
-    type_of_all = _TYPES[dtype]
-    _native.forward(
-        (
-            (B, Hq, Hkv, N, M, D),
-            D,
-            type_of_all,
-            type_of_all,
-            q_data,
-            q_strides,
-            k_data,
-            k_strides,
-            v_data,
-            v_strides,
-            out.data_ptr(),
-            out_strides,
-            0,
-            *_NOTHING,
-            D**-0.5,
-            0.0,
-            1.0,
-            0.0,
-            0,
-            None,
-            None,
+        out = empty_output(q, v)
+        out_strides = out.stride()
+    mask = None if p.mask is None else lower_mask(p.mask, N, M)
+    _forward(
+        _make_problem(
+            sizes=p.sizes,
+            value_width=width,
+            type=_TYPES[dtype],
+            value_type=_TYPES[value_dtype],
+            q=q_data,
+            q_strides=q_strides,
+            k=k_data,
+            k_strides=k_strides,
+            v=v_data,
+            v_strides=v_strides,
+            out=out.data_ptr(),
+            out_strides=out_strides,
+            scaling=(p.scale, p.softcap or 0.0, float(p.temperature)),
+            mask=None if mask is None else mask.prepared or _prepare_mask(mask, p.sizes),
         ),
-        torch.get_num_threads(),
+        _threads(),
     )
     return out
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, t: Terms, sizes: tuple[int, ...], want_lse: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """The output, and what normalises each row, ``(3, B, Hq, N)``, if asked for: the log-sum-exp is the first.
+    q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec, sizes: Sizes, *, want_normalisers: bool = False
+) -> tuple[Tensor, Normalisers | None]:
+    """Compute the output, and the normalisers of each row if wanted."""
+    normalisers = Normalisers.empty(sizes, compute_dtype(q)) if want_normalisers else None
+    lse, scaled = (None, None) if normalisers is None else normalisers
+    return _run_forward(q, k, v, lowered, sizes, lse, scaled), normalisers
 
-    ``sizes`` are ``(B, Hq, Hkv, N, M, D)``.
-    """
+
+def forward_with_lse(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """Compute the output and the log-sum-exp of each row, ``(B, Hq, N)``."""
+    lse = torch.empty((sizes.B, sizes.Hq, sizes.N), dtype=compute_dtype(q))
+    return _run_forward(q, k, v, lowered, sizes, lse, None), lse
+
+
+def _run_forward(
+    q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec, sizes: Sizes, lse: Tensor | None, scaled: Tensor | None
+) -> Tensor:
     q, k, v = readable("q", q), readable("k", k), readable("v", v)
-    B, Hq, _, N, M, _ = sizes
     out = empty_output(q, v)
-    lse = torch.empty((3, B, Hq, N), dtype=compute_dtype(q)) if want_lse else None
-    if not (B and Hq and N and M):
-        return out.zero_(), None if lse is None else lse.fill_(-torch.inf)
-    held = _Held(t, q, sizes)
-    _native.forward(_problem(sizes, q, k, v, out, lse, held), torch.get_num_threads())
-    return out, lse
+    if not (sizes.B and sizes.Hq and sizes.N and sizes.M):
+        if lse is not None:
+            lse.fill_(-torch.inf)
+        if scaled is not None:
+            scaled.zero_()
+        return out.zero_()
+    operands = _Operands(lowered, q, sizes)
+    _forward(operands.problem(q, k, v, out, lse=lse, scaled=scaled), _threads())
+    return out
 
 
-def _problem(
-    sizes: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, held: _Held
-) -> Any:
-    """What the kernels take for a problem."""
-    return (
-        sizes,
-        v.shape[3],
-        _TYPES[q.dtype],
-        _TYPES.get(v.dtype, 0),
-        *(q.data_ptr(), q.stride()),
-        *(k.data_ptr(), k.stride()),
-        *(v.data_ptr(), v.stride()),
-        *(out.data_ptr(), out.stride()),
-        _address(lse),
-        *held.addresses,
-        None,
-        None,
-    )
-
-
-class Bytes(NamedTuple):
-    """Rows of numbers as bytes: ``values · scale``."""
-
-    values: Tensor  # (B, H, M, width), int8
-    scale: Tensor  # (B, H, M, 1), float32
-
-    @classmethod
-    def of(cls, x: Tensor) -> Bytes:
-        """The nearest: the largest of each row becomes 127."""
-        scale = x.float().abs().amax(-1, keepdim=True) / 127
-        values = x.float() / torch.where(scale == 0, 1.0, scale)
-        return cls(values.round().to(torch.int8), scale)
-
-    def numbers(self, dtype: torch.dtype) -> Tensor:
-        """As floats again."""
-        return (self.values.to(torch.float32) * self.scale).to(dtype)
-
-
-def forward_bytes(q: Tensor, k: Bytes, v: Bytes, t: Terms, sizes: tuple[int, ...]) -> Tensor:
-    """The output, in the type of ``q``; the bytes are read where they lie."""
+def forward_int8(q: Tensor, k: Int8Rows, v: Int8Rows, lowered: LoweredSpec, sizes: Sizes) -> Tensor:
+    """Compute the output, in the type of ``q``, from bytes that are read where they lie."""
     q = readable("q", q)
-    B, Hq, _, N, _, _ = sizes
-    out = torch.empty((B, Hq, N, v.values.shape[3]), dtype=q.dtype)
-    held = _Held(t, q, sizes)
-
-    def scales(x: Bytes) -> tuple[int, int, int]:
+    out = torch.empty((sizes.B, sizes.Hq, sizes.N, v.values.shape[3]), dtype=q.dtype)
+    for x in (k, v):
         assert x.values.stride(3) == 1
         assert x.scale.stride(2) == 1
-        return x.scale.data_ptr(), x.scale.stride(0), x.scale.stride(1)
-
-    *problem, _, _ = _problem(sizes, q, k.values, v.values, out, None, held)
-    problem[3] = problem[2]  # values are bytes, and the output has the type of the queries
-    _native.forward((*problem, scales(k), scales(v)), torch.get_num_threads())
-    return out
-
-
-def ask(
-    q: Tensor, k: Tensor, t: Terms, sizes: tuple[int, ...], questions: Sequence[Question], lse: Tensor | None
-) -> tuple[list[Any], Tensor]:
-    """The answers, and what normalises each row, ``(3, B, Hq, N)``, which is found on the way unless it is given.
-
-    The first of the three is the log-sum-exp; the others are what the kernels make the weights from. At most one
-    question of a kind, and no size is 0.
-    """
-    q, k = readable("q", q), readable("k", k)
-    B, H, _, N, M, _ = sizes
-    number = compute_dtype(q)
-
-    def zeros(*shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=number)
-
-    answers: dict[type[Question], Any] = {}
-    mass_spans = mass_mask = None
-    u: Tensor | None = None
-    sent: Tensor | None = None
-    strongest, radius, pooled = 0, 0, Pool(0, 0)
-    for question in questions:
-        match question:
-            case Entropy() | Distance():
-                answers[type(question)] = zeros(B, H, N)
-            case Mass(mask):
-                answers[Mass] = zeros(B, H, N)
-                mass_spans, mass_mask = mask.lower(N, M)
-            case Strongest(strongest):
-                answers[Strongest] = Top(zeros(B, H, N, strongest), torch.zeros(B, H, N, strongest, dtype=torch.long))
-            case Received():
-                answers[Received] = zeros(B, H, M)
-            case Profile(radius):
-                answers[Profile] = zeros(B, H, N + M - 1)
-            case Sent(sending):
-                u = readable("u", sending)
-                answers[Sent] = sent = zeros(B, H, M, u.shape[3])
-            case Pool(rows, cols):
-                pooled = question
-                answers[Pool] = zeros(B, H, rows, cols)
-            case Similarity():
-                answers[Similarity] = zeros(B, H, H)
-            case _:
-                raise TypeError(f"the kernels do not know the question {question!r}")
-    assert len(answers) == len(questions)
-
-    def at(kind: type[Question]) -> int:
-        return _address(answers.get(kind))
-
-    known = lse is not None
-    lse = torch.empty((3, B, H, N), dtype=number) if lse is None else lse.contiguous()
-    held = _Held(t, q, sizes)
-    mass_spans, mass_keys = _keys(mass_spans, q, sizes)
-    mass_mask = None if mass_mask is None else mass_mask.to(q.device)
-    top = answers.get(Strongest)
-    nowhere = (0, 0, 0, 0)
-    _native.ask(
-        _problem(sizes, q, k, k[..., :0], q[..., :0], lse, held),
-        (
-            *(known, u is None or bool(u.isfinite().all())),
-            *(at(Entropy), at(Distance), at(Mass)),
-            *(mass_keys, None if mass_mask is None else _grid(mass_mask, (B, H, N, M))),
-            *(0 if top is None else top.values.data_ptr(), 0 if top is None else top.indices.data_ptr(), strongest),
-            *(at(Received), at(Profile), radius),
-            *(0 if u is None else _TYPES[u.dtype], _address(u), nowhere if u is None else u.stride()),
-            *(_address(sent), nowhere if sent is None else sent.stride(), 0 if u is None else u.shape[3]),
-            *(at(Pool), pooled.rows, pooled.cols, pooled.reduce == "max"),
-            at(Similarity),
-        ),
-        torch.get_num_threads(),
+    operands = _Operands(lowered, q, sizes)
+    problem = operands.problem(q, k.values, v.values, out)
+    problem.read_int8(
+        k_scale=k.scale.data_ptr(),
+        k_scale_strides=k.scale.stride()[:2],
+        v_scale=v.scale.data_ptr(),
+        v_scale_strides=v.scale.stride()[:2],
     )
-    if Profile in answers:
-        answers[Profile] = Profile(radius).from_diagonals(answers[Profile], N, M)
-    if Similarity in answers:
-        answers[Similarity] = Similarity.cosines(answers[Similarity])
-    return [answers[type(question)] for question in questions], lse
-
-
-def settle(tensors: Iterable[Tensor]) -> None:
-    """Moves tensors that are read again and again, such as a model's weights, to large pages, where the system can."""
-    for x in tensors:
-        if _plain(x) and x.is_contiguous():
-            _native.move_to_large_pages(x.data_ptr(), x.numel() * x.itemsize)
-
-
-_FEW = 4  # rows
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x weightᵀ + bias``; the kernels read the weight at the machine's full speed where ``x`` has few rows.
-
-    For anything else, and where a gradient may be wanted, it is torch's own.
-    """
-    D = x.shape[-1]
-    rows = x.numel() // max(D, 1)
-    tensors = (x, weight) if bias is None else (x, weight, bias)
-    learns = torch.is_grad_enabled() and any(y.requires_grad for y in tensors)
-    if not 0 < rows <= _FEW or learns or unusual() or not all(map(_plain, tensors)) or weight.shape[-1] != D:
-        return torch.nn.functional.linear(x, weight, bias)
-    if any(y.dtype != x.dtype for y in tensors) or x.dtype not in _TYPES or weight.stride(1) != 1:
-        return torch.nn.functional.linear(x, weight, bias)
-    x = x.contiguous()
-    N = weight.shape[0]
-    out = x.new_empty(*x.shape[:-1], N)
-    if bias is not None:
-        bias = bias.contiguous()
-    addresses = x.data_ptr(), weight.data_ptr(), weight.stride(0), _address(bias), out.data_ptr()
-    _native.linear(rows, N, D, _TYPES[x.dtype], *addresses, torch.get_num_threads())
+    _forward(problem, _threads())
     return out
 
 
-def _plain(x: Tensor) -> bool:
-    """Whether there is nothing to know of a tensor but its numbers."""
-    return x.__class__ in _ORDINARY and x.is_cpu and x.layout is _STRIDED and not x.is_neg() and not x._is_zerotensor()
+def statistics(
+    q: Tensor,
+    k: Tensor,
+    lowered: LoweredSpec,
+    sizes: Sizes,
+    asked: Sequence[Statistic],
+    known: Normalisers | None,
+) -> tuple[list[Any], Normalisers]:
+    """Compute statistics, and the normalisers of each row on the way unless they are known. No size is 0."""
+    q, k = readable("q", q), readable("k", k)
+    dtype = compute_dtype(q)
+    normalisers = Normalisers.empty(sizes, dtype) if known is None else Normalisers(*(x.contiguous() for x in known))
+    operands = _Operands(lowered, q, sizes)
+    problem = operands.problem(q, k, k[..., :0], q[..., :0], lse=normalisers.lse, scaled=normalisers.scaled)
+    outputs = [statistic.outputs(sizes, dtype) for statistic in asked]
+    masks = [None if x.mask is None else lower_mask(x.mask, sizes.N, sizes.M) for x in asked]
+    tensors = [None if x.operand is None else readable("u", x.operand) for x in asked]
+    requests = [
+        _request(statistic, out, mask, u, sizes)
+        for statistic, out, mask, u in zip(asked, outputs, masks, tensors, strict=True)
+    ]
+    windows = {x.window for x in asked if x.window is not None}
+    assert len(windows) <= 1, "statistics of one pass look at one window"
+    window = windows.pop() if windows else None
+    corners = (0, sizes.N, 0, sizes.M)
+    if window is not None:
+        corners = (window.query_begin, window.query_end, window.key_begin, window.key_end)
+    _native.statistics(problem, requests, known=known is not None, window=corners, threads=_threads())
+    return [x.result(out, sizes) for x, out in zip(asked, outputs, strict=True)], normalisers
 
 
-_ORDINARY = (Tensor, torch.nn.Parameter)
+def _request(
+    statistic: Statistic, outputs: list[Tensor], mask: LoweredMask | None, rows: Tensor | None, sizes: Sizes
+) -> _native.Request:
+    allowed = None if mask is None else mask.prepared or _prepare_mask(mask, sizes)
+    if rows is None:
+        return _native.Request(
+            name=statistic.kernel,
+            outputs=[x.data_ptr() for x in outputs],
+            numbers=statistic.numbers(),
+            mask=allowed,
+        )
+    return _native.Request(
+        name=statistic.kernel,
+        outputs=[x.data_ptr() for x in outputs],
+        numbers=statistic.numbers(),
+        rows=rows.data_ptr(),
+        rows_type=_TYPES[rows.dtype],
+        rows_strides=rows.stride(),
+    )
+
+
+class Wanted(NamedTuple):
+    """The gradients that are requested beside those of q, k and v."""
+
+    slopes: bool
+    offsets: bool
+    bias: bool
+    sink: bool
+    temperature: bool
 
 
 class Gradients(NamedTuple):
-    """Of everything that a gradient may be asked of; None where it was not."""
+    """Gradients of q, k, v, …; None where not requested."""
 
     q: Tensor
     k: Tensor
@@ -307,110 +228,161 @@ def backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    t: Terms,
-    wanted: tuple[bool, bool, bool, bool, bool],
+    lowered: LoweredSpec,
+    wanted: Wanted,
 ) -> Gradients:
-    """The gradients; ``wanted`` says whether those of slopes, offsets, bias, sink and temperature are asked for."""
-    q, k, v, out, dout = (readable(n, x) for n, x in zip(_NAMES, (q, k, v, out, dout), strict=True))
+    """Compute the gradients of a call from those of its output and, unless None, of its log-sum-exp."""
+    q, k, v, out = readable("q", q), readable("k", k), readable("v", v), readable("out", out)
+    # The gradient of a sum is an expanded number, which nobody could have made contiguous: copied without a warning.
+    dout = readable("dout", dout, warn=False)
     B, Hq, N, D = q.shape
     _, Hkv, M, _ = v.shape
-    sizes = (B, Hq, Hkv, N, M, D)
-    number = compute_dtype(q)
-    wants_slopes, wants_offsets, wants_bias, wants_sink, wants_temperature = wanted
+    sizes = Sizes(B, Hq, Hkv, N, M, D)
+    dtype = compute_dtype(q)
 
     def zeros(*shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=number)
+        return torch.zeros(shape, dtype=dtype)
 
-    dq, dk, dv = (zeros_as(x, number) for x in (q, k, v))
-    slopes = zeros(Hq) if wants_slopes else None
-    offsets = zeros(Hq, N + M - 1) if wants_offsets else None
+    dq, dk, dv = zeros_like(q, dtype), zeros_like(k, dtype), zeros_like(v, dtype)
+    slopes = zeros(Hq) if wanted.slopes else None
+    offsets = zeros(Hq, N + M - 1) if wanted.offsets else None
     bias = None
-    if wants_bias:
-        assert t.bias is not None
-        bias = zeros(*(1,) * (4 - t.bias.ndim), *t.bias.shape)
-    delta = zeros(B, Hq, N) if wants_sink or wants_temperature else None
-    heat = zeros(B, Hq, N) if wants_temperature else None
-    dlse = None if dlse is None else dlse.to(number).contiguous()
+    if wanted.bias:
+        assert lowered.bias is not None
+        bias = zeros(*(1,) * (4 - lowered.bias.ndim), *lowered.bias.shape)
+    delta = zeros(B, Hq, N) if wanted.sink or wanted.temperature else None
+    d_temperature = zeros(B, Hq, N) if wanted.temperature else None
+    dlse = None if dlse is None else dlse.to(dtype).contiguous()
     lse = lse.contiguous()
     if B and Hq and N and M:
-        held = _Held(t, q, sizes)
-        _native.backward(
-            _problem(sizes, q, k, v, out, lse, held),
-            (
-                _TYPES[dout.dtype],
-                dout.data_ptr(),
-                dout.stride(),
-                _address(dlse),
-                dq.data_ptr(),
-                dq.stride(),
-                dk.data_ptr(),
-                dk.stride(),
-                dv.data_ptr(),
-                dv.stride(),
-                None if bias is None else _grid(bias, (B, Hq, N, M)),
-                _address(offsets),
-                _address(slopes),
-                _address(heat),
-                _address(delta),
-            ),
-            torch.get_num_threads(),
+        operands = _Operands(lowered, q, sizes)
+        problem = operands.problem(q, k, v, out, lse=lse)
+        gradients = _native.Gradients(
+            problem,
+            dout_type=_TYPES[dout.dtype],
+            dout=dout.data_ptr(),
+            dout_strides=dout.stride(),
+            dq=dq.data_ptr(),
+            dq_strides=dq.stride(),
+            dk=dk.data_ptr(),
+            dk_strides=dk.stride(),
+            dv=dv.data_ptr(),
+            dv_strides=dv.stride(),
+            dlse=_address(dlse),
+            bias=None if bias is None else _grid(bias, sizes),
+            offsets=_address(offsets),
+            slopes=_address(slopes),
+            d_temperature=_address(d_temperature),
+            delta=_address(delta),
         )
-    sink = temperature = None
-    if delta is not None:
-        sink, temperature = _of_the_softmax(lse, delta, heat, t)
+        _native.backward(problem, gradients, _threads())
     return Gradients(
-        dq.to(q.dtype),
-        dk.to(k.dtype),
-        dv.to(v.dtype),
-        None if slopes is None else _shaped_as(slopes, t.slopes),
-        None if offsets is None else _shaped_as(offsets, t.offsets),
-        None if bias is None else _shaped_as(bias, t.bias),
-        sink if wants_sink else None,
-        temperature,
+        q=dq.to(q.dtype),
+        k=dk.to(k.dtype),
+        v=dv.to(v.dtype),
+        slopes=None if slopes is None else _sum_to(slopes, lowered.slopes),
+        offsets=None if offsets is None else _sum_to(offsets, lowered.offsets),
+        bias=None if bias is None else _sum_to(bias, lowered.bias),
+        sink=_sink_gradient(lse, delta, lowered) if wanted.sink else None,
+        temperature=_temperature_gradient(lse, delta, d_temperature, lowered) if wanted.temperature else None,
     )
 
 
-_NAMES = ("q", "k", "v", "out", "dout")
+def _sink_logit_gradient(lse: Tensor, delta: Tensor | None, lowered: LoweredSpec) -> tuple[Tensor, Tensor]:
+    """The sink's logit x = sink / temperature and its gradient, by head, summed in one order whatever the threads.
 
-
-def _of_the_softmax(lse: Tensor, delta: Tensor, heat: Tensor | None, t: Terms) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the sink and of the temperature, summed in one order whatever the threads.
-
-    A sink has the weight ``p = exp(sink / temperature - lse)`` and no value, so that its logit gets ``-p δ``.
+    A sink has the weight ``p = exp(x - lse)`` and no value, so that its logit gets ``-p δ``.
     """
-    T = float(t.temperature)
-    sink = None
-    hot = 0.0 if heat is None else float(heat.numpy().sum(dtype="float64"))
-    if t.sink is not None:
-        x = t.sink.detach().double() / T
-        weight = torch.where(lse == -torch.inf, 0.0, torch.exp(x[:, None] - lse.double()))
-        dx = -torch.from_numpy((weight * delta.double()).numpy().sum((0, 2)))
-        hot += float((dx * x).numpy().sum())
-        sink = (dx / T).to(t.sink.dtype)
-    temperature = None
-    if heat is not None and isinstance(t.temperature, Tensor):
-        temperature = torch.full_like(t.temperature, -hot / T)
-    return sink, temperature
+    assert lowered.sink is not None
+    assert delta is not None
+    x = lowered.sink.detach().double() / float(lowered.temperature)
+    weight = torch.where(lse == -torch.inf, 0.0, torch.exp(x[:, None] - lse.double()))
+    return x, -torch.from_numpy((weight * delta.double()).numpy().sum((0, 2)))
 
 
-def _shaped_as(x: Tensor, like: Tensor | None) -> Tensor:
-    """A gradient in the shape of what it belongs to, summed over the heads where that has one for all."""
+def _sink_gradient(lse: Tensor, delta: Tensor | None, lowered: LoweredSpec) -> Tensor:
+    assert lowered.sink is not None
+    _, dx = _sink_logit_gradient(lse, delta, lowered)
+    return (dx / float(lowered.temperature)).to(lowered.sink.dtype)
+
+
+def _temperature_gradient(
+    lse: Tensor, delta: Tensor | None, d_temperature: Tensor | None, lowered: LoweredSpec
+) -> Tensor:
+    assert d_temperature is not None
+    assert isinstance(lowered.temperature, Tensor)
+    total = float(d_temperature.numpy().sum(dtype="float64"))
+    if lowered.sink is not None:
+        x, dx = _sink_logit_gradient(lse, delta, lowered)
+        total += float((dx * x).numpy().sum())
+    return torch.full_like(lowered.temperature, -total / float(lowered.temperature))
+
+
+def _sum_to(x: Tensor, like: Tensor | None) -> Tensor:
+    """Shape a gradient like its tensor, summed over the heads where that has one for all."""
     assert like is not None
     if x.ndim < 4 and like.shape[0] == 1 and x.shape[0] != 1:
         x = torch.from_numpy(x.numpy().sum(0, keepdims=True))
     return x.reshape(like.shape).to(like.dtype)
 
 
-def zeros_as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Zeros that lie as ``x`` lies, unless that overlaps itself."""
+_FEW_ROWS = 4  # of x; with more, torch's matrix product is as fast
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x weightᵀ + bias``; for a few rows of ``x`` the kernels read the weight at the machine's full speed.
+
+    For more rows, and where a gradient may be wanted, it is torch's own.
+    """
+    D = x.shape[-1]
+    rows = x.numel() // max(D, 1)
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    needs_grad = torch.is_grad_enabled() and any(y.requires_grad for y in tensors)
+    few = 0 < rows <= _FEW_ROWS
+    if not few or needs_grad or not is_eager() or not all(map(_is_plain, tensors)) or weight.shape[-1] != D:
+        return torch.nn.functional.linear(x, weight, bias)
+    if any(y.dtype != x.dtype for y in tensors) or x.dtype not in _TYPES or weight.stride(1) != 1:
+        return torch.nn.functional.linear(x, weight, bias)
+    x = x.contiguous()
+    out = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype)
+    bias = None if bias is None else bias.contiguous()
+    _native.linear(
+        rows=rows,
+        N=weight.shape[0],
+        D=D,
+        type=_TYPES[x.dtype],
+        x=x.data_ptr(),
+        weight=weight.data_ptr(),
+        stride=weight.stride(0),
+        bias=_address(bias),
+        out=out.data_ptr(),
+        threads=_threads(),
+    )
+    return out
+
+
+def move_to_large_pages(tensors: Iterable[Tensor]) -> None:
+    """Move tensors that are read again and again, such as a model's weights, to large pages, where the system can."""
+    for x in tensors:
+        if _is_plain(x) and x.is_contiguous():
+            _native.move_to_large_pages(x.data_ptr(), x.numel() * x.itemsize)
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Return True for an ordinary tensor in the CPU's memory."""
+    ordinary = x.__class__ in (Tensor, torch.nn.Parameter) and x.is_cpu and x.layout is torch.strided
+    return ordinary and not x.is_neg() and bool(x.data_ptr())
+
+
+def zeros_like(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros with the memory layout of ``x``, unless that overlaps itself."""
     zeros = torch.zeros_like(x, dtype=dtype)
     return zeros if zeros.stride(3) == 1 else torch.zeros(x.shape, dtype=dtype)
 
 
-def readable(name: str, x: Tensor) -> Tensor:
-    """``x``, or a copy if it cannot be read where it lies, which is said."""
-    expanded = name == "dout"  # such as the gradient of a sum, which nobody made so
-    if x.stride(3) != 1 and x.shape[3] > 1 and not expanded:
+def readable(name: str, x: Tensor, *, warn: bool = True) -> Tensor:
+    """Return ``x``, or a copy with a warning if it cannot be read where it lies."""
+    if warn and x.stride(3) != 1 and x.shape[3] > 1:
         warnings.warn(
             f"the last axis of {name} {tuple(x.shape)} is not contiguous, so {name} is copied on every call; "
             "call .contiguous() once instead",
@@ -420,18 +392,18 @@ def readable(name: str, x: Tensor) -> Tensor:
     if x._is_zerotensor():
         x = x.clone()
     if x.numel() and not x.data_ptr():
-        raise TypeError(f"{name} {tuple(x.shape)} has no memory to read from (a {type(x).__name__} of unknown numbers)")
+        raise TypeError(f"{name} {tuple(x.shape)} has no memory to read from (a {type(x).__name__} without values)")
     return x.resolve_neg().contiguous() if x.is_neg() or x.stride(3) != 1 else x
 
 
 def empty_output(q: Tensor, v: Tensor) -> Tensor:
-    """Memory for the output, which lies as ``q`` lies, or at least has its heads inside the rows where ``q`` has."""
-    B, H, N, D = q.shape
-    if q.dtype == v.dtype and v.shape[3] == D:
-        out = torch.empty_like(q)
-        if out.stride(3) == 1:  # not like a turned view, or one that overlaps itself
+    """Memory for the output, laid out as ``q`` is, or at least with the heads inside the rows where ``q`` has them."""
+    if q.dtype is v.dtype and v.shape[3] == q.shape[3]:
+        out = _empty_like(q)
+        if out.stride(3) == 1:  # not so for a transposed view, or one that overlaps itself
             return out
         q = q.contiguous()
+    B, H, N, _ = q.shape
     if q.stride(1) < q.stride(2):
         return torch.empty((B, N, H, v.shape[3]), dtype=v.dtype, device=v.device).transpose(1, 2)
     return torch.empty((B, H, N, v.shape[3]), dtype=v.dtype, device=v.device)
@@ -441,59 +413,90 @@ def _address(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
 
-def _grid(x: Tensor, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    return (x.data_ptr(), _TYPES.get(x.dtype, 0), *x.expand(sizes).stride())
+def _grid(x: Tensor, sizes: Sizes) -> _native.Grid:
+    shape = (sizes.B, sizes.Hq, sizes.N, sizes.M)
+    return _native.Grid(data=x.data_ptr(), type=_TYPES.get(x.dtype, 0), strides=x.expand(shape).stride())
 
 
-def _keys(spans: Tensor | None, q: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor | None, tuple[int, int, int] | None]:
-    """Spans as the kernels read them, and what they are told."""
-    if spans is None:
-        return None, None
-    B, _, _, N, _, _ = sizes
-    spans = spans.to(q.device, torch.int32).contiguous()
+def _spans(spans: Tensor, sizes: Sizes) -> _native.Spans:
     batch, rows, count, _ = spans.shape
-    assert batch in (1, B)
-    assert rows == N
-    return spans, (spans.data_ptr(), 0 if batch == 1 else N * count * 2, count)
+    assert spans.is_contiguous()
+    assert batch in (1, sizes.B)
+    assert rows == sizes.N
+    return _native.Spans(data=spans.data_ptr(), batch_stride=0 if batch == 1 else rows * count * 2, count=count)
 
 
-class _Held:
-    """Addresses of all terms, and the tensors that they point into."""
+def _prepare_mask(mask: LoweredMask, sizes: Sizes) -> _native.AllowedKeys:
+    """Make what the kernels take for a mask, which the mask keeps: its tensors live as long as it does."""
+    if mask.spans is not None:
+        mask.spans = mask.spans.to("cpu", torch.int32).contiguous()
+    if mask.dense is not None:
+        mask.dense = mask.dense.to("cpu")
+    mask.prepared = allowed = _native.AllowedKeys(
+        spans=None if mask.spans is None else _spans(mask.spans, sizes),
+        dense=None if mask.dense is None else _grid(mask.dense, sizes),
+    )
+    return allowed
 
-    __slots__ = ("addresses", "tensors")
-    addresses: tuple[object, ...]
 
-    def __init__(self, t: Terms, q: Tensor, sizes: tuple[int, ...]) -> None:
-        spans, mask, slopes, offsets, bias, sink, temperature, scale, softcap, dropout, seed = t
-        if spans is mask is slopes is offsets is bias is sink is seed is None:
-            self.addresses = (*_NOTHING, scale, softcap, float(temperature), 0.0, 0)
-            return
-        B, H, _, N, M, _ = sizes
-        T = float(temperature)
-        spans, keys = _keys(spans, q, sizes)
-        if mask is not None:
-            mask = mask.to(q.device)
+class _Operands:
+    """A lowered specification as the kernels take it; holds the tensors that their addresses point into."""
+
+    __slots__ = ("_bias", "_lowered", "_mask", "_offsets", "_sink", "_sizes", "_slopes", "_temperature")
+
+    def __init__(self, lowered: LoweredSpec, q: Tensor, sizes: Sizes) -> None:
+        self._lowered, self._sizes = lowered, sizes
+        self._temperature = float(lowered.temperature)
+        masked = lowered.spans is not None or lowered.mask is not None
+        self._mask = LoweredMask(lowered.spans, lowered.mask) if masked else None
+        bias = lowered.bias
         if bias is not None:
             bias = bias.detach().resolve_neg().to(q.device)
             bias = bias if bias.dtype in _TYPES else bias.to(compute_dtype(q))
+        self._bias = bias
+        offsets = lowered.offsets
         if offsets is not None:
-            assert offsets.shape[1] == N + M - 1
-            offsets = _in_units(_by_head(offsets, q), T)
-        slopes = None if slopes is None else _by_head(slopes, q)
-        sink = None if sink is None else _by_head(sink, q)
-        self.tensors = (spans, mask, bias, slopes, offsets, sink)
-        self.addresses = (
-            keys,
-            None if mask is None else _grid(mask, (B, H, N, M)),
-            None if bias is None else _grid(bias, (B, H, N, M)),
-            _address(slopes),
-            _address(offsets),
-            _address(sink),
-            scale,
-            softcap,
-            T,
-            dropout,
-            0 if seed is None else int(seed),
+            assert offsets.shape[1] == sizes.N + sizes.M - 1
+            offsets = _in_log2_units(_by_head(offsets, q), self._temperature)
+        self._offsets = offsets
+        self._slopes = None if lowered.slopes is None else _by_head(lowered.slopes, q)
+        self._sink = None if lowered.sink is None else _by_head(lowered.sink, q)
+
+    def problem(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        *,
+        lse: Tensor | None = None,
+        scaled: Tensor | None = None,
+    ) -> _native.Problem:
+        """Describe the call; the tensors must live until it is over."""
+        lowered, sizes = self._lowered, self._sizes
+        return _make_problem(
+            sizes=sizes,
+            value_width=v.shape[3],
+            type=_TYPES[q.dtype],
+            value_type=_TYPES[out.dtype],
+            q=q.data_ptr(),
+            q_strides=q.stride(),
+            k=k.data_ptr(),
+            k_strides=k.stride(),
+            v=v.data_ptr(),
+            v_strides=v.stride(),
+            out=out.data_ptr(),
+            out_strides=out.stride(),
+            scaling=(lowered.scale, lowered.softcap, self._temperature),
+            mask=None if self._mask is None else _prepare_mask(self._mask, sizes),
+            lse=_address(lse),
+            normalisers=_address(scaled),
+            bias=None if self._bias is None else _grid(self._bias, sizes),
+            slopes=_address(self._slopes),
+            offsets=_address(self._offsets),
+            sink=_address(self._sink),
+            dropout=lowered.dropout,
+            seed=0 if lowered.seed is None else int(lowered.seed),
         )
 
 
@@ -502,8 +505,8 @@ def _by_head(x: Tensor, q: Tensor) -> Tensor:
     return x.expand(q.shape[1], *x.shape[1:]).contiguous()
 
 
-def _in_units(offsets: Tensor, temperature: float) -> Tensor:
-    """In units of ``temperature / log₂e``, in which no finite offset becomes infinite."""
+def _in_log2_units(offsets: Tensor, temperature: float) -> Tensor:
+    """Offsets in units of ``temperature / log₂e``, in which no finite offset becomes infinite."""
     limits = torch.finfo(offsets.dtype)
     scaled = offsets * (1.0 / (math.log(2.0) * temperature))
     return torch.where(offsets.isfinite(), scaled.clamp(limits.min, limits.max), scaled)

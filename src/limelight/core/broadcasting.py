@@ -1,4 +1,4 @@
-"""How the tensors of masks and biases fit a matrix of queries and keys."""
+"""Broadcasting of the tensors of masks and biases to a matrix of queries and keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def fit_dense(name: str, tensor: Tensor, N: int, M: int) -> Tensor:
-    """``tensor`` with two to four axes that broadcasts to ``(…, N, M)``, or an error that says what clashes."""
+    """Return ``tensor`` with two to four axes that broadcasts to ``(…, N, M)``, or an error that says what clashes."""
     rows, cols = (1, 1, *tensor.shape)[-2:]
     if (rows != 1 and rows != N) or (cols != 1 and cols != M):
         raise ValueError(
@@ -21,18 +21,20 @@ def fit_dense(name: str, tensor: Tensor, N: int, M: int) -> Tensor:
 
 
 def at(tensor: Tensor, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
-    """``tensor[..., i, j]`` of one that ``fit_dense`` has passed."""
+    """Return ``tensor[..., i, j]`` of a tensor that ``fit_dense`` has passed."""
     return tensor.expand(*tensor.shape[:-2], N, M)[..., i, j]
 
 
 def dense_lead(tensor: Tensor) -> tuple[int, int]:
-    """The batch elements and heads of a tensor ``(…, N, M)``."""
+    """Return the numbers of batch elements and heads of a tensor ``(…, N, M)``."""
     *batch, heads = (1, *tensor.shape[:-2])
     return math.prod(batch), heads
 
 
 def common_lead(who: object, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
-    """The batch elements and heads of a combination, or an error that says what clashes."""
+    """Return the numbers of batch elements and heads of a combination, or an error that says what clashes."""
+    if a == b:
+        return a
     if any(x != y and x != 1 and y != 1 for x, y in zip(a, b, strict=True)):
         raise ValueError(f"{who!r}: one side has (batch, heads) = {a} and the other {b}")
     return (a[0] if b[0] == 1 else b[0]), (a[1] if b[1] == 1 else b[1])

@@ -1,7 +1,7 @@
-"""Which weights dropout keeps: Philox4x32-7, a counter-based generator (Salmon et al., 2011), in plain torch.
+"""Dropout's random numbers: Philox4x32-7, a counter-based generator (Salmon et al., 2011), in plain torch.
 
 The counter of a weight is ``(key / 4, query, head, batch)``, its word is number ``key % 4`` and the cipher's key is
-the seed, so that a weight's fate depends on its place alone. The kernels compute the same words.
+the seed, so that it depends on the place of a weight alone whether it is kept. The kernels compute the same words.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _ROUNDS = 7
 
 
 def new_seed() -> Tensor:
-    """A seed from torch's own generator, so that ``torch.manual_seed`` reproduces what follows."""
+    """Draw a seed from torch's own generator, so that ``torch.manual_seed`` reproduces what follows."""
     return torch.randint(0, 2**63 - 1, ())
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: Tensor, rounds: int = _ROUNDS) -> tuple[Tensor, ...]:
-    """The four words of each counter; words are int64 tensors below 2³² that broadcast."""
+    """Return the four words of each counter; words are int64 tensors below 2³² that broadcast."""
     c0, c1, c2, c3 = counter
     key = [seed & _WORD, (seed >> 32) & _WORD]
     for _ in range(rounds):
@@ -34,7 +34,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: Tensor, rounds:
 def factors(
     rate: float, seed: Tensor | None, batch: int, heads: int, rows: Tensor, cols: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """What dropout multiplies the weights with, ``(batch, heads, rows, cols)``: 0, or ``1 / (1 - rate)``."""
+    """Return the factors of the weights, ``(batch, heads, rows, cols)``: 0, or ``1 / (1 - rate)``."""
     assert seed is not None
     device = rows.device
     b, h = torch.arange(batch, device=device), torch.arange(heads, device=device)

@@ -1,31 +1,44 @@
-"""What an attention matrix is made of, checked once: queries, keys and everything that shapes the logits."""
+"""The checked specification of a call: queries, keys, and the options that shape the logits."""
 
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from limelight.core.biases import ALiBi, Bias, DenseBias, Offsets
-from limelight.core.masks import Dense, Mask, Spans
-from limelight.core.tracing import transformed
+from limelight.core.checks import (
+    check_device,
+    check_finite,
+    check_number,
+    check_one_number,
+    check_positive,
+    check_tensor,
+    describe,
+)
+from limelight.core.masks import Dense, LoweredMask, Mask, Spans, lower_mask
+from limelight.core.tracing import is_traced
 
-_STRIDED = torch.strided
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
-class SlowPathWarning(UserWarning):
-    """Says that a call is exact but not computed in the fastest way, and why."""
+class AttentionSpec(NamedTuple):
+    """The options of a call, as the user gave them: ``A = softmax((softcap(scale · q kᵀ) + bias) / temperature)``."""
+
+    mask: Mask | None = None
+    bias: Bias | None = None
+    scale: float | Tensor | None = None
+    softcap: float | None = None
+    sink: Tensor | float | None = None
+    temperature: float | Tensor = 1.0
 
 
-class Terms(NamedTuple):
-    """What the kernels are told beside ``q``, ``k`` and ``v``; None and 0 where absent."""
+class LoweredSpec(NamedTuple):
+    """A specification in the form that backends compute with; None and 0 where absent."""
 
     spans: Tensor | None  # (batch or 1, N, count, 2), int32: the keys that a query may attend to
     mask: Tensor | None  # boolean, broadcasts to (B, Hq, N, M)
@@ -40,22 +53,34 @@ class Terms(NamedTuple):
     seed: Tensor | None
 
 
+class Sizes(NamedTuple):
+    """The sizes of a problem: batch, query heads, key heads, queries, keys and width."""
+
+    B: int
+    Hq: int
+    Hkv: int
+    N: int
+    M: int
+    D: int
+
+
 def compute_dtype(q: Tensor) -> torch.dtype:
-    """In which sums are made."""
+    """Return the accumulation dtype."""
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
 class Problem:
     """``A = softmax((softcap(scale · q kᵀ) + bias) / temperature)`` over the keys that ``mask`` allows.
 
-    ``q`` and ``k`` are four-dimensional here; ``lead`` is the shape of the batch axes that they came with, and
-    ``sizes`` is ``(B, Hq, Hkv, N, M, D)``.
+    ``q (B, Hq, N, D)`` and ``k (B, Hkv, M, D)`` are four-dimensional here; ``lead`` is the shape of the batch axes
+    that they came with.
     """
 
     __slots__ = (
+        "_learned",
+        "_shape",
         "bias",
         "k",
-        "lead",
         "mask",
         "on_cpu",
         "q",
@@ -66,156 +91,158 @@ class Problem:
         "temperature",
     )
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        mask: Mask | None = None,
-        bias: Bias | None = None,
-        scale: float | Tensor | None = None,
-        softcap: float | None = None,
-        sink: Tensor | float | None = None,
-        temperature: float | Tensor = 1.0,
-    ) -> None:
-        if torch._C._is_any_autocast_enabled():
-            q, k = _autocast(q), _autocast(k)
-        dtype = _check_tensor("q", q)
-        if _check_tensor("k", k) is not dtype:
+    def __init__(self, q: Tensor, k: Tensor, spec: AttentionSpec) -> None:
+        mask, bias, scale, softcap, sink, temperature = spec
+        if _autocast_enabled():
+            q, k = autocast(q), autocast(k)
+        dtype = check_tensor("q", q)
+        if check_tensor("k", k) is not dtype:
             raise TypeError(f"q is {q.dtype} and k is {k.dtype}; convert one with .to()")
-        if isinstance(scale, Tensor) and (scale.requires_grad or transformed()):
-            q, scale = q * _one_number("scale", scale).to(dtype), 1.0
-        given = q, k
-        shape, key_shape = q.shape, k.shape
-        lead = None
-        if not len(shape) == len(key_shape) == 4:
-            lead = shape[:-3]
-            if len(shape) < 3 or len(key_shape) < 3 or lead != key_shape[:-3]:
-                raise ValueError(_clash(q, k))
+        if isinstance(scale, Tensor) and (scale.requires_grad or is_traced()):
+            q, scale = q * check_one_number("scale", scale).to(dtype), 1.0
+        self._shape = shape = q.shape
+        key_shape = k.shape
+        if len(shape) == len(key_shape) == 4:
+            B, Hq, N, D = shape
+            key_B, Hkv, M, key_D = key_shape
+        else:
+            if len(shape) < 3 or len(key_shape) < 3 or shape[:-3] != key_shape[:-3]:
+                raise ValueError(_explain_clash(shape, key_shape))
             q, k = batched(q), batched(k)
-            shape, key_shape = q.shape, k.shape
-        B, Hq, N, D = shape
-        key_B, Hkv, M, key_D = key_shape
+            B, Hq, N, D = q.shape
+            key_B, Hkv, M, key_D = k.shape
         if key_B != B or key_D != D or D == 0 or (Hq != Hkv and (Hkv == 0 or Hq % Hkv)):
-            raise ValueError(_clash(*given))
+            raise ValueError(_explain_clash(shape, key_shape))
         if M >= 2**31 or N >= 2**31:
             raise ValueError(f"{max(M, N)} positions are more than 2³¹ − 1")
         self.on_cpu = q.is_cpu and k.is_cpu
         if not self.on_cpu:
-            _check_device("q", q, "k", k)
-        self.lead: Sequence[int] = (B,) if lead is None else lead
-        self.sizes = (B, Hq, Hkv, N, M, D)
+            check_device("q", q, "k", k)
         self.q, self.k = q, k
+        self.sizes = Sizes(B, Hq, Hkv, N, M, D)
         self.mask = mask if mask is None else _check_mask(mask, self.sizes)
         self.bias = bias if bias is None else _check_bias(bias, self.sizes)
-        self.scale = D**-0.5 if scale is None else _finite("scale", scale)
-        self.softcap = softcap if softcap is None else _positive("softcap", softcap)
+        self.scale = D**-0.5 if scale is None else check_finite("scale", scale)
+        self.softcap = softcap if softcap is None else check_positive("softcap", softcap)
         self.sink = sink if sink is None else _check_sink(sink, q)
-        self.temperature = _check_temperature(temperature)
+        self.temperature = (
+            temperature if temperature.__class__ is float and temperature == 1.0 else _check_temperature(temperature)
+        )
+        # Tensors beside q and k to which a gradient may flow.
+        self._learned: Sequence[Tensor] = ()
+        if bias is not None or sink is not None or self.temperature.__class__ is not float:
+            given = [] if self.bias is None else self.bias.tensors()
+            self._learned = [*given, *(x for x in (self.sink, self.temperature) if isinstance(x, Tensor))]
+
+    @property
+    def lead(self) -> Sequence[int]:
+        """The shape of the batch axes that the tensors came with."""
+        return self._shape[:-3]
+
+    def with_lead(self, x: Tensor) -> Tensor:
+        """Shape ``(B, …)`` to the batch axes that the tensors came with."""
+        return x if len(self._shape) == 4 else x.reshape(*self._shape[:-3], *x.shape[1:])
 
     @property
     def shape(self) -> tuple[int, ...]:
         """``(…, heads, queries, keys)``."""
-        _, H, _, N, M, _ = self.sizes
-        return (*self.lead, H, N, M)
+        return (*self.lead, self.sizes.Hq, self.sizes.N, self.sizes.M)
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """The checked options, with which another problem can be made."""
+        return AttentionSpec(self.mask, self.bias, self.scale, self.softcap, self.sink, self.temperature)
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """In which sums are made."""
+        """The accumulation dtype."""
         return compute_dtype(self.q)
 
-    def lower(self, dropout: float = 0.0, seed: Tensor | None = None) -> Terms:
+    def lowered_mask(self) -> LoweredMask | None:
+        """The mask as spans and a tensor."""
+        return None if self.mask is None else lower_mask(self.mask, self.sizes.N, self.sizes.M)
+
+    def lower(self, dropout: float = 0.0, seed: Tensor | None = None) -> LoweredSpec:
         """Mask and bias as spans, slopes, offsets and tensors."""
-        spans = allowed = slopes = offsets = dense = None
-        _, _, _, N, M, _ = self.sizes
-        if self.mask is not None:
-            spans, allowed = self.mask.lower(N, M)
+        slopes = offsets = dense = None
+        mask = self.lowered_mask()
         if self.bias is not None:
-            slopes, offsets, dense = self.bias.lower(N, M, self.compute_dtype)
-        softcap = self.softcap or 0.0
-        return Terms(
-            spans, allowed, slopes, offsets, dense, self.sink, self.temperature, self.scale, softcap, dropout, seed
+            slopes, offsets, dense = self.bias.lower(self.sizes.N, self.sizes.M, self.compute_dtype)
+        return LoweredSpec(
+            spans=None if mask is None else mask.spans,
+            mask=None if mask is None else mask.dense,
+            slopes=slopes,
+            offsets=offsets,
+            bias=dense,
+            sink=self.sink,
+            temperature=self.temperature,
+            scale=self.scale,
+            softcap=self.softcap or 0.0,
+            dropout=dropout,
+            seed=seed,
         )
 
     def tensors(self) -> list[Tensor]:
-        """What the matrix is made of, and a gradient may flow to."""
-        found = [x for x in (self.q, self.k, self.sink, self.temperature) if isinstance(x, Tensor)]
-        return found if self.bias is None else found + self.bias.tensors()
+        """The tensors that the matrix is made of and a gradient may flow to."""
+        return [self.q, self.k, *self._learned]
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a gradient may flow to any of them."""
-        return self.q.requires_grad or self.k.requires_grad or any(x.requires_grad for x in self.tensors())
+        """True if a gradient may flow to any of them."""
+        if self.q.requires_grad or self.k.requires_grad:
+            return True
+        return any(x.requires_grad for x in self._learned) if self._learned else False
 
     def check_values(self, v: Tensor) -> Tensor:
-        """``v`` as a four-dimensional tensor that fits, or an error."""
-        if torch._C._is_any_autocast_enabled():
-            v = _autocast(v)
-        _check_tensor("v", v)
+        """Return ``v`` as a four-dimensional tensor that fits, or raise."""
+        if _autocast_enabled():
+            v = autocast(v)
+        check_tensor("v", v)
         shape = v.shape
-        _, _, Hkv, _, M, _ = self.sizes
-        if len(shape) < 3 or shape[-3] != Hkv or shape[-2] != M or shape[:-3] != self.lead:
+        B, _, Hkv, _, M, _ = self.sizes
+        four = len(shape) == len(self._shape) == 4 and shape[0] == B and shape[1] == Hkv and shape[2] == M
+        if not four and (len(shape) < 3 or shape[-3] != Hkv or shape[-2] != M or shape[:-3] != self.lead):
             raise ValueError(
                 f"v {tuple(v.shape)} does not fit k {(*self.lead, *self.k.shape[1:])}: "
                 f"all axes but the last must be {(*self.lead, Hkv, M)}"
             )
         if not (self.on_cpu and v.is_cpu):
-            _check_device("v", v, "k", self.k)
-        return v if len(shape) == 4 else batched(v)
+            check_device("v", v, "k", self.k)
+        return v if four else batched(v)
 
 
-def raised(q: Tensor, k: Tensor, t: Terms) -> Problem:
-    """The problem that lowers to these terms."""
-    masks: list[Mask] = [Spans(t.spans)] if t.spans is not None else []
-    masks += [Dense(t.mask)] if t.mask is not None else []
-    biases: list[Bias] = [ALiBi(t.slopes)] if t.slopes is not None else []
-    biases += [Offsets(t.offsets)] if t.offsets is not None else []
-    biases += [DenseBias(t.bias)] if t.bias is not None else []
-    return Problem(
-        q,
-        k,
-        functools.reduce(operator.and_, masks) if masks else None,
-        functools.reduce(operator.add, biases) if biases else None,
-        t.scale,
-        t.softcap or None,
-        t.sink,
-        t.temperature,
+def raise_spec(q: Tensor, k: Tensor, lowered: LoweredSpec) -> Problem:
+    """Make the problem that lowers to this specification."""
+    masks: list[Mask] = [Spans(lowered.spans)] if lowered.spans is not None else []
+    masks += [Dense(lowered.mask)] if lowered.mask is not None else []
+    biases: list[Bias] = [ALiBi(lowered.slopes)] if lowered.slopes is not None else []
+    biases += [Offsets(lowered.offsets)] if lowered.offsets is not None else []
+    biases += [DenseBias(lowered.bias)] if lowered.bias is not None else []
+    spec = AttentionSpec(
+        mask=functools.reduce(operator.and_, masks) if masks else None,
+        bias=functools.reduce(operator.add, biases) if biases else None,
+        scale=lowered.scale,
+        softcap=lowered.softcap or None,
+        sink=lowered.sink,
+        temperature=lowered.temperature,
     )
+    return Problem(q, k, spec)
 
 
 def batched(x: Tensor) -> Tensor:
-    """``(…, H, N, D)`` as ``(B, H, N, D)``."""
+    """View ``(…, H, N, D)`` as ``(B, H, N, D)``."""
     return x[None] if x.ndim == 3 else x.flatten(0, -4) if x.ndim > 4 else x
 
 
-def _autocast(x: Any) -> Any:
-    """``x`` in the type of ``torch.autocast``, as PyTorch's own attention takes it."""
+def autocast(x: Any) -> Any:
+    """Cast a tensor as ``torch.autocast`` casts the arguments of PyTorch's own attention."""
     able = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
     device = x.device.type if able else ""
     return x.to(torch.get_autocast_dtype(device)) if able and torch.is_autocast_enabled(device) else x
 
 
-def _kind(value: object) -> str:
-    return f"a {value.dtype} tensor" if isinstance(value, Tensor) else type(value).__name__
-
-
-def _check_tensor(name: str, x: Any) -> torch.dtype:
-    if isinstance(x, Tensor):
-        dtype = x.dtype
-        if dtype not in DTYPES:
-            raise TypeError(f"{name} is {dtype}; attention takes float32, bfloat16, float16 or float64")
-        if x.layout is not _STRIDED:
-            raise TypeError(f"{name} has layout {x.layout}; make it dense with .to_dense()")
-        return dtype
-    raise TypeError(f"{name} must be a torch tensor, not {type(x).__name__}")
-
-
-def _check_device(name: str, x: Tensor, other: str, y: Tensor) -> None:
-    if x.device != y.device:
-        raise ValueError(f"{name} is on {x.device} and {other} on {y.device}; move them to one device")
-
-
-def _clash(q: Tensor, k: Tensor) -> str:
-    a, b = tuple(q.shape), tuple(k.shape)
+def _explain_clash(q: Sequence[int], k: Sequence[int]) -> str:
+    a, b = tuple(q), tuple(k)
     if len(a) < 3 or len(b) < 3:
         return f"q {a} and k {b} must both be (…, heads, length, width)"
     if a[:-3] != b[:-3]:
@@ -227,100 +254,64 @@ def _clash(q: Tensor, k: Tensor) -> str:
     return f"q has {a[-3]} heads and k {b[-3]}; the heads of q must be a multiple of those of k (grouped heads)"
 
 
-def _check_mask(mask: Any, sizes: tuple[int, ...]) -> Mask:
+def _check_mask(mask: Any, sizes: Sizes) -> Mask:
     if isinstance(mask, Mask):
-        check_lead(mask, sizes)
+        check_lead(mask, sizes.B, sizes.Hq)
         return mask
     hint = ""
     if isinstance(mask, Tensor):
         hint = "; wrap it as Dense(tensor)" if mask.dtype == torch.bool else "; pass bias=DenseBias(tensor)"
-    raise TypeError(f"mask must be a limelight mask such as Causal(), not {_kind(mask)}{hint}")
+    elif isinstance(mask, type) and issubclass(mask, Mask):
+        hint = f"; make one with {mask.__name__}(…)"
+    raise TypeError(f"mask must be a limelight mask such as Causal(), not {describe(mask)}{hint}")
 
 
-def _check_bias(bias: Any, sizes: tuple[int, ...]) -> Bias:
+def _check_bias(bias: Any, sizes: Sizes) -> Bias:
     if isinstance(bias, Bias):
-        check_lead(bias, sizes)
+        check_lead(bias, sizes.B, sizes.Hq)
         return bias
     hint = "; wrap it as DenseBias(tensor)" if isinstance(bias, Tensor) else ""
-    raise TypeError(f"bias must be a limelight bias such as ALiBi(heads), not {_kind(bias)}{hint}")
+    raise TypeError(f"bias must be a limelight bias such as ALiBi(heads), not {describe(bias)}{hint}")
 
 
-def check_lead(value: Mask | Bias, sizes: tuple[int, ...]) -> None:
-    """An error where a mask or bias speaks of other batch elements or heads than ``(B, H, …)``."""
-    batch, heads = value.lead()
-    for have, want, what in ((batch, sizes[0], "batch elements"), (heads, sizes[1], "heads")):
+def check_lead(value: Mask | Bias, B: int, H: int) -> None:
+    """Raise where a mask or bias is made for another number of batch elements or heads."""
+    lead = value.lead()
+    if lead == (1, 1):
+        return
+    for have, want, what in ((lead[0], B, "batch elements"), (lead[1], H, "heads")):
         if have != 1 and have != want:
-            raise ValueError(f"{value!r} speaks of {have} {what} and q has {want}; give one for each or one for all")
+            raise ValueError(f"{value!r} is made for {have} {what} and q has {want}; give one for each, or one for all")
 
 
-def _one_number(name: str, value: Tensor) -> Tensor:
-    if value.numel() != 1:
-        raise ValueError(f"{name} has shape {tuple(value.shape)}; it must be one number")
-    return value.reshape(())
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-        if value.requires_grad:
-            raise TypeError(f"{name} requires grad, and attention gives it none; pass {name}.detach()")
-        return float(value.item())
-    if isinstance(value, (np.floating, np.integer)):
-        return float(value)
-    raise TypeError(f"{name} must be a number, not {_kind(value)}")
-
-
-def _finite(name: str, value: Any) -> float:
-    number = _number(name, value)
-    if not -math.inf < number < math.inf:
-        raise ValueError(f"{name} = {number} must be finite")
-    return number
-
-
-def _positive(name: str, value: Any) -> float:
-    number = _finite(name, value)
-    if number <= 0:
-        raise ValueError(f"{name} = {number} must be above 0")
-    return number
-
-
-def check_count(who: str, name: str, value: Any, least: int, most: int | None = None) -> int:
-    """A whole number in its range, or an error."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{who}: {name} must be a whole number, not {value!r}")
-    if value < least or (most is not None and value > most):
-        range_ = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{who}: {name} = {value} must be {range_}")
-    return int(value)
-
-
-def check_dropout(value: Any) -> float:
-    """A share that may be dropped, or an error."""
-    share = _number("dropout", value)
-    if not 0 <= share < 1:
-        raise ValueError(f"dropout = {share} must be at least 0 and below 1: the share of weights that is removed")
-    return share
+_SHARPEST = 1e-20  # below this, ordinary logits become infinite in float32
 
 
 def _check_temperature(value: Any) -> float | Tensor:
-    if value.__class__ is float and 0 < value < math.inf:
-        return value
-    if isinstance(value, Tensor) and (value.requires_grad or transformed()):
-        number = _one_number("temperature", value)
-        if not transformed():  # where values are not known
-            _positive("temperature", number.detach())
+    if isinstance(value, Tensor) and (value.requires_grad or is_traced()):
+        number = check_one_number("temperature", value)
+        if not is_traced():  # where values are not known
+            _check_sharpness(check_positive("temperature", number.detach()))
         return number
-    return _positive("temperature", value)
+    return _check_sharpness(check_positive("temperature", value))
+
+
+def _check_sharpness(temperature: float) -> float:
+    if temperature < _SHARPEST:
+        raise ValueError(
+            f"temperature = {temperature} is too small for float32; its limit is the strongest key alone: "
+            "use A.top(1), or a temperature such as 1e-6"
+        )
+    return temperature
 
 
 def _check_sink(sink: Any, q: Tensor) -> Tensor:
     heads = q.shape[-3]
     if not isinstance(sink, Tensor):
-        return torch.full((heads,), _number("sink", sink), device=q.device)
+        return torch.full((heads,), check_number("sink", sink), device=q.device)
     if not sink.is_floating_point():
         raise TypeError(f"sink is {sink.dtype}; it must be floats, one logit for each head")
     if sink.shape != (heads,):
         raise ValueError(f"sink has shape {tuple(sink.shape)}; it must be ({heads},), one logit for each head of q")
-    _check_device("sink", sink, "q", q)
+    check_device("sink", sink, "q", q)
     return sink

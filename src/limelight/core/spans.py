@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from limelight.core.tracing import transformed
+from limelight.core.tracing import is_traced
 
 _MOST_RUNS = 64
 
 
 def single(begin: Tensor | int, end: Tensor, N: int, M: int) -> Tensor:
-    """One span for each query from begins and ends ``(batch or 1, N or 1)``, clipped to the keys."""
+    """Make one span for each query from begins and ends ``(batch or 1, N or 1)``, clipped to the keys."""
     end = end.clamp(0, M)
     begin = torch.zeros_like(end) if isinstance(begin, int) and begin == 0 else begin
     begin = torch.minimum(torch.as_tensor(begin).clamp(min=0), end)
@@ -24,7 +24,7 @@ def single(begin: Tensor | int, end: Tensor, N: int, M: int) -> Tensor:
 
 
 def runs_of(queries: Tensor, keys: Tensor, present: Tensor, count: int | None = None) -> Tensor:
-    """For every query ``(batch or 1, N)`` the runs of keys ``(batch or 1, M)`` that have its id.
+    """Find for every query ``(batch or 1, N)`` the runs of keys ``(batch or 1, M)`` that have its id.
 
     There are as many spans as the most scattered document has runs, unless ``count`` says how many there may be.
     """
@@ -73,8 +73,8 @@ def _(queries: Tensor, keys: Tensor, present: Tensor) -> Tensor:
 
 
 def document_spans(queries: Tensor, keys: Tensor, present: Tensor) -> Tensor:
-    """``runs_of``, which ``torch.compile`` takes as one step with one run to a document."""
-    if transformed():
+    """Find the runs of every document; inside ``torch.compile`` this is one operator, with one run to a document."""
+    if is_traced():
         spans: Tensor = _runs_of_op(queries, keys, present)
         return spans
     return runs_of(queries.cpu(), keys.cpu(), present.cpu())
@@ -102,8 +102,17 @@ def union(a: Tensor, b: Tensor, M: int) -> Tensor:
     return _tidy(torch.stack(begin, 2), torch.stack(end, 2), M, count)
 
 
+def complement(a: Tensor, M: int) -> Tensor:
+    """The spans of keys that lie in no span of ``a``."""
+    a = _tidy(a[..., 0], a[..., 1], M, a.shape[2])
+    edge = a.new_zeros(*a.shape[:2], 1)
+    begin = torch.cat([edge, a[..., 1]], 2)
+    end = torch.cat([a[..., 0], edge + M], 2)
+    return _tidy(begin, end, M, a.shape[2] + 1)
+
+
 def _tidy(begin: Tensor, end: Tensor, M: int, most: int) -> Tensor:
-    """Sorts by begin and puts the empty spans last; ``most`` is how many can be non-empty.
+    """Sort spans by begin with the empty ones last; at most ``most`` are not empty.
 
     As many columns remain as there really are, or ``most`` under ``torch.compile``, where shapes come first.
     """
@@ -112,7 +121,7 @@ def _tidy(begin: Tensor, end: Tensor, M: int, most: int) -> Tensor:
     if begin.shape[2] > 1:
         begin, order = torch.sort(begin, dim=2, stable=True)
         end = end.gather(2, order)
-        if not transformed() and begin.numel():
+        if not is_traced() and begin.numel():
             most = max(int((begin < end).sum(2).max()), 1)
         begin, end = begin[..., :most], end[..., :most]
     return torch.stack([begin, end], -1)

@@ -1,4 +1,4 @@
-"""Whether tensors stand for something else."""
+"""Detects tracing and tensor subclasses: calls in which the values of tensors are not at hand."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-
-def transformed() -> bool:
-    """Whether the values of tensors are unknown: under torch.compile, torch.func, a dispatch mode or a trace."""
-    return bool(
-        torch.compiler.is_dynamo_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._is_tracing()
-    )
+_functorch_active = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_jit_tracing = torch._C._is_tracing
+_autocast = torch._C._is_any_autocast_enabled
+_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_plain_dispatch = Tensor.__torch_dispatch__
 
 
-def stands_for_others(*tensors: Tensor) -> bool:
-    """Whether one of them is a subclass that computes in its own way, such as a fake or a distributed tensor."""
-    return any(type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__ for x in tensors)
+def is_traced() -> bool:
+    """Return True under torch.compile, torch.func, a dispatch mode or a trace, where values are unknown."""
+    return bool(_dynamo_compiling() or _functorch_active() or _dispatch_modes() or _jit_tracing())
 
 
-def unusual() -> bool:
-    """Whether a tensor may also have a forward-mode derivative, or is to be cast first."""
-    return transformed() or forward_ad._current_level >= 0 or bool(torch._C._is_any_autocast_enabled())
+def has_subclass(*tensors: Tensor) -> bool:
+    """Return True if a tensor is of a subclass that computes in its own way, such as a fake or distributed tensor."""
+    return any(x.__class__ is not Tensor and type(x).__torch_dispatch__ is not _plain_dispatch for x in tensors)
+
+
+def in_forward_mode() -> bool:
+    """Return True inside torch.autograd.forward_ad.dual_level, where a tensor may carry a tangent."""
+    return forward_ad._current_level >= 0
+
+
+def is_eager() -> bool:
+    """Return True where tensors are just what they seem: no tracing, no tangents, no autocast."""
+    return not (is_traced() or in_forward_mode() or _autocast())

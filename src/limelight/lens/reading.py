@@ -1,11 +1,10 @@
-"""A model reads a text, and what it attended to is there to look at."""
+"""A reading: a model's attention to a text, with the tokens, from the folder of a model."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,20 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from limelight import models
-from limelight.lens.calls import Call, Record
-from limelight.lens.heads import Heads, heads, is_separator
+from limelight.lens.record import Call, Record
+from limelight.lens.report import Heads, heads, is_separator
 from limelight.lens.watching import watch
-from limelight.models.checkpoint import ARCHITECTURES
-from limelight.nn import Seq2Seq
+from limelight.models.checkpoint import ARCHITECTURES, read_config
+from limelight.models.tokenizers import read_tokenizer
+from limelight.nn import LanguageModel, Seq2Seq
 from limelight.nn.positions import Learned
-from limelight.translate import vocabulary
 
-_WRITTEN = 512  # tokens that an encoder-decoder writes at most
-_LINKS = 8  # keys of a query, of which some may be trivial
+_MAX_WRITTEN = 512  # tokens that an encoder-decoder writes at most
+_FOLLOWING = 10  # likeliest tokens after the text
+_TOP_KEYS = 8  # strongest keys of a query that are looked at; some of them may be trivial
+
+# Called with a description of what is going on, and how many steps of how many are done.
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -38,202 +41,267 @@ class Link:
 
 
 @dataclass(frozen=True)
+class _TopKeys:
+    """The strongest keys of each query of a call."""
+
+    weight: Tensor  # (H, N, k)
+    nontrivial: Tensor  # the same with 0 for trivial keys: the query, its neighbours, the first token, separators
+    key: Tensor  # (H, N, k)
+
+
+@dataclass(frozen=True)
 class Reading:
-    """What a model attended to in a text: its tokens by stack, and the record."""
+    """A model's attention to a text: the tokens by stack, and the record.
+
+    Attributes:
+        model: the model's name.
+        tokens: the tokens by stack: ``"encoder"``, ``"decoder"``, and ``"written"`` for those that the decoder writes.
+        record: the record of the forward pass.
+        left_out: how many tokens were cut off because the model has no positions for them.
+        wrote: the text that an encoder-decoder wrote.
+        following: the likeliest tokens after the text, with their probabilities; empty for models that predict none.
+
+    """
 
     model: str
     tokens: dict[str, list[str]]
     record: Record
-    left_out: int = 0  # tokens that the model has no positions for
-    wrote: str = ""  # by an encoder-decoder
+    left_out: int = 0
+    wrote: str = ""
+    following: list[tuple[str, float]] = field(default_factory=list)
+    _top_keys: dict[int, _TopKeys] = field(default_factory=dict, repr=False, compare=False)
 
     def names(self, call: Call) -> tuple[list[str], list[str]]:
-        """The tokens of the queries and of the keys; those of a cross-attention are the ones that are written."""
+        """Return the tokens of a call's queries and keys; the queries of cross-attention are the written tokens."""
         if call.kind == "cross":
             return self.tokens["written"], self.tokens["encoder"]
         return self.tokens[call.stack], self.tokens[call.stack]
 
     def changed(self, **options: Any) -> Reading:
-        """The same with other options of ``weights``, such as a temperature."""
+        """Return the same reading with other options of ``weights``, such as a temperature."""
         record = Record()
         for call in self.record.log:
             record.add(replace(call, seen=call.weights.changed(**options)))
-        return replace(self, record=record)
+        return replace(self, record=record, _top_keys={})
 
     def only(self, layer: int | None, kind: str | None = None) -> Reading:
-        """One layer of it, or one kind of attention."""
+        """Return the part of the reading that belongs to one layer or one kind of attention."""
         record = Record()
         for call in self.record.log:
             if layer in (None, call.layer) and kind in (None, call.kind):
                 record.add(call)
         if not record.log:
             if layer is None:
-                raise ValueError(f"{self.model} has no {kind or ''} attention that could be seen".replace("  ", " "))
+                raise ValueError(f"{self.model}: no {kind or ''} attention was recorded".replace("  ", " "))
             known = sorted({n for call in self.record.log if (n := call.layer) is not None})
             there = f"there are {known[0]} to {known[-1]}" if known else "there are none"
             raise ValueError(f"there is no layer {layer}; {there}")
         return replace(self, record=record)
 
     def heads(self, progress: Callable[[Sequence[str]], Any] = iter) -> Heads:
-        """The report on its heads."""
+        """Report on every head."""
         return heads(self.record, self.tokens, progress=progress)
 
     def links(self, call: Call, head: int, count: int, trivial: bool = False) -> list[Link]:
-        """The strongest links of a head, without those to itself, its neighbours, the first one and separators."""
-        told, weight, key = self._strong[id(call)]
-        weight = weight if trivial else told
+        """Return the strongest links of a head.
+
+        Links of a token to itself, its neighbours, the first token and separators are trivial and left out unless
+        ``trivial`` is true.
+        """
+        top = self._top(call)
+        weight = top.weight if trivial else top.nontrivial
         best = weight[head].flatten().sort(descending=True, stable=True).indices[:count].tolist()
         found = [(n // weight.shape[2], n % weight.shape[2]) for n in best]
-        links = [Link(call, head, i, int(key[head, i, n]), float(weight[head, i, n])) for i, n in found]
+        links = [Link(call, head, i, int(top.key[head, i, n]), float(weight[head, i, n])) for i, n in found]
         return [link for link in links if link.weight > 0]
 
-    def most_telling(self, head: int | None = None) -> tuple[Call, int]:
-        """The head whose queries have the strongest links that are not trivial, or the call in which this head has."""
-        scores = {id(call): self._strong[id(call)][0].amax(-1).mean(-1) for call in self.record.log}
+    def most_telling(
+        self, head: int | None = None, progress: Callable[[Sequence[Call]], Any] = iter
+    ) -> tuple[Call, int]:
+        """Return the call and head whose queries have the strongest nontrivial links; of one head if it is given."""
         wanted = [call for call in self.record.log if head is None or head < call.shape[1]]
         if not wanted:
             most = max(call.shape[1] for call in self.record.log)
             raise ValueError(f"there is no head {head}; there are 0 to {most - 1}")
-        best = max(wanted, key=lambda call: float(scores[id(call)].max() if head is None else scores[id(call)][head]))
-        return best, int(scores[id(best)].argmax()) if head is None else head
+        scores = [self._top(call).nontrivial.amax(-1).mean(-1) for call in progress(wanted)]
+        best = [float(score.max() if head is None else score[head]) for score in scores]
+        n = best.index(max(best))
+        return wanted[n], int(scores[n].argmax()) if head is None else head
 
-    @cached_property
-    def _strong(self) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
-        """By call: each query's strongest weights ``(H, N, few)``, first with 0 where they are trivial, and keys."""
-        found = {}
+    def _top(self, call: Call) -> _TopKeys:
+        if id(call) not in self._top_keys:
+            self._top_keys[id(call)] = self._find_top_keys(call)
+        return self._top_keys[id(call)]
+
+    def _find_top_keys(self, call: Call) -> _TopKeys:
+        queries, keys = self.names(call)
         with torch.no_grad():
-            for call in self.record.log:
-                queries, keys = self.names(call)
-                top = call.weights.top(min(_LINKS, len(keys)))
-                trivial = torch.tensor([is_separator(token) for token in keys])
-                weight, key = top.values[0], top.indices[0]
-                idle = trivial[key]
-                if call.kind == "self":
-                    idle |= (key == 0) | ((key - torch.arange(len(queries))[:, None]).abs() <= 1)
-                found[id(call)] = weight.masked_fill(idle, 0.0), weight, key
-        return found
+            top = call.weights.top(min(_TOP_KEYS, len(keys)))
+        weight, key = top.values[0].nan_to_num(), top.indices[0]
+        trivial = torch.tensor([is_separator(token) for token in keys])[key]
+        if call.kind == "self":
+            trivial |= (key == 0) | ((key - torch.arange(len(queries))[:, None]).abs() <= 1)
+        return _TopKeys(weight=weight, nontrivial=weight.masked_fill(trivial, 0.0), key=key)
 
 
-def read(folder: str | Path, text: str) -> Reading:
-    """What the model in a folder attends to in a text.
+def read(folder: str | Path, text: str, progress: Progress | None = None) -> Reading:
+    """Run the model in a folder on a text and record what it attends to.
 
-    An encoder-decoder writes its own target first, by beam search, and reads both.
+    An encoder-decoder first writes its own target by beam search, and then reads source and target.
+
+    Args:
+        folder: the folder of a model.
+        text: the text.
+        progress: called after every layer and every written token.
+
     """
     folder = Path(folder)
-    model, known = _model(folder)
-    tokenizer = _tokenizer(folder)
+    model, ours = _load_model(folder)
+    tokenizer = _load_tokenizer(folder)
     ids = tokenizer.encode(text).ids
     if not ids:
         raise ValueError("the text has no tokens")
-    most = _positions(model)
+    most = _max_positions(model)
     left_out = 0 if most is None else max(0, len(ids) - most)
     source = torch.tensor([ids if most is None else ids[:most]])
-    dense = not known and _on_its_own(model)
+    likely: Any = None
     with torch.no_grad():
-        target = _written(model, source, known, most)
-        with watch(model, dense=dense) as record:
+        target = _write_target(model, source, ours, most, progress)
+        with (
+            watch(model, dense=not ours and _has_own_attention(model)) as record,
+            _reporting(_layers(model), f"reading {source.shape[1]} tokens", progress),
+        ):
             if target is not None:
-                before = target[:, :-1]
-                model(source, before) if known else model(input_ids=source, decoder_input_ids=before)
-            elif known:
-                model(source, last=True)  # the logits of all tokens are larger than all else
+                inputs = target[:, :-1]
+                model(source, inputs) if ours else model(input_ids=source, decoder_input_ids=inputs)
+            elif isinstance(model, LanguageModel):
+                last = model(source, last=True)  # all logits would take more memory than everything else
+                if model.head is not None:
+                    likely = last.reshape(-1).float().softmax(0).topk(min(_FOLLOWING, last.shape[-1]))
             else:
                 model(source)
     wrote = ""
-    tokens = {"encoder": source, "decoder": source}
+    by_stack = {"encoder": source, "decoder": source}
     if target is not None:
-        tokens |= {"decoder": target[:, :-1], "written": target[:, 1:]}
+        by_stack |= {"decoder": target[:, :-1], "written": target[:, 1:]}
         wrote = tokenizer.decode(target[0].tolist())
-    names = {stack: [tokenizer.id_to_token(i) or str(i) for i in x[0].tolist()] for stack, x in tokens.items()}
-    return Reading(folder.resolve().name, _readable(tokenizer, names), record, left_out, wrote)
+    names = {stack: _names(tokenizer, x[0]) for stack, x in by_stack.items()}
+    readable = _readable(tokenizer, names if likely is None else {**names, "following": _names(tokenizer, likely[1])})
+    following = readable.pop("following", [])
+    return Reading(
+        model=folder.resolve().name,
+        tokens=readable,
+        record=record,
+        left_out=left_out,
+        wrote=wrote,
+        following=[] if likely is None else list(zip(following, likely[0].tolist(), strict=True)),
+    )
 
 
-def _on_its_own(model: nn.Module) -> bool:
-    from limelight.lens.hf.registration import on_its_own
-
-    return on_its_own(model) is not None
+def _names(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
+    return [tokenizer.id_to_token(i) or str(i) for i in ids.tolist()]
 
 
-def _written(model: Any, source: Tensor, known: bool, positions: int | None) -> Tensor | None:
-    """The target of an encoder-decoder."""
-    most = min(2 * source.shape[1] + 10, _WRITTEN)
+def _has_own_attention(model: nn.Module) -> bool:
+    from limelight.lens.hf.registration import part_with_own_attention
+
+    return part_with_own_attention(model) is not None
+
+
+def _write_target(
+    model: Any, source: Tensor, ours: bool, positions: int | None, progress: Progress | None
+) -> Tensor | None:
+    """Return the target that an encoder-decoder writes, or None for other models."""
+    is_ours = isinstance(model, Seq2Seq)
+    if not is_ours and (ours or not getattr(model.config, "is_encoder_decoder", False)):
+        return None
+    most = min(2 * source.shape[1] + 10, _MAX_WRITTEN)
     most = most if positions is None else min(most, positions - 1)
-    if isinstance(model, Seq2Seq):
-        return models.generate(model, source, beams=4, max_new_tokens=most)
-    if not known and getattr(model.config, "is_encoder_decoder", False):
+    decoder = model.decoder if is_ours else model.get_decoder()
+    with _reporting([decoder] * most, "writing", progress):
+        if is_ours:
+            return models.generate(model, source, beams=4, max_new_tokens=most)
         written: Tensor = model.generate(source, num_beams=4, max_new_tokens=most)
         return written
-    return None
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a model: the elements of its outermost ``ModuleList`` containers."""
+    found: list[nn.Module] = []
+    for child in model.children():
+        found += list(child) if isinstance(child, nn.ModuleList) else _layers(child)
+    return found
+
+
+@contextmanager
+def _reporting(steps: list[nn.Module], what: str, progress: Progress | None) -> Iterator[None]:
+    """Call ``progress`` whenever one of these modules has run; a module listed several times may run as often."""
+    done = 0
+
+    def advance(*_: Any) -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(what, min(done, len(steps)), len(steps))
+
+    with ExitStack() as stack:
+        if progress is not None:
+            progress(what, 0, len(steps))
+            for module in set(steps):
+                stack.callback(module.register_forward_hook(advance).remove)
+        yield
 
 
 def _readable(tokenizer: Tokenizer, names: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Tokens as a person reads them: those of bytes decoded, with a mark where a word begins."""
-    bytelike = any("Ġ" in token for tokens in names.values() for token in tokens)
-    if not bytelike:
+    """Return byte-level tokens decoded, with ``▁`` for a space; other tokens as they are."""
+    if not any("Ġ" in token for tokens in names.values() for token in tokens):
         return names
 
-    def plain(token: str) -> str:
+    def decoded(token: str) -> str:
         number = tokenizer.token_to_id(token)
         found = None if number is None else tokenizer.decode([number])
         return (found or token).replace(" ", "▁")
 
-    return {stack: [plain(token) for token in tokens] for stack, tokens in names.items()}
+    return {stack: [decoded(token) for token in tokens] for stack, tokens in names.items()}
 
 
-def _model(folder: Path) -> tuple[nn.Module, bool]:
-    """The model of a folder, and whether it is one of ours."""
-    config = folder / "config.json"
-    if not config.is_file():
-        raise FileNotFoundError(f"{folder} has no config.json; give the folder of a model")
-    try:
-        kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
-    except (ValueError, AttributeError):
-        kind = None  # the loaders say it better
+def _load_model(folder: Path) -> tuple[nn.Module, bool]:
+    """Return the model in a folder, and whether its architecture is one of limelight's own."""
+    config = read_config(folder)
+    kind = config.get("model_type")
     if kind == "vit":
         raise ValueError(f"{folder} holds a {kind} model, which does not read text")
-    if kind in ARCHITECTURES:
+    if isinstance(kind, str) and kind in ARCHITECTURES:
         return models.load(folder), True
-    try:
-        from transformers import AutoModel, AutoModelForSeq2SeqLM
-    except ImportError:
-        raise ValueError(
-            f"{folder} holds a {kind} model, which limelight reads with transformers: pip install 'limelight[hf]'"
-        ) from None
-    seq2seq = json.loads(config.read_text(encoding="utf-8")).get("is_encoder_decoder", False)
-    loader = AutoModelForSeq2SeqLM if seq2seq else AutoModel
-    found: nn.Module = loader.from_pretrained(folder).eval()
-    if getattr(found, "main_input_name", "input_ids") != "input_ids" or hasattr(found.config, "vision_config"):
+    from limelight.lens.hf.loading import load_model
+
+    model = load_model(folder, config)
+    if getattr(model, "main_input_name", "input_ids") != "input_ids" or hasattr(model.config, "vision_config"):
         raise ValueError(f"{folder} holds a {kind} model, which does not read text alone")
-    return found, False
+    return model, False
 
 
-def _tokenizer(folder: Path) -> Tokenizer:
-    file = folder / "tokenizer.json"
-    if file.is_file():
-        tokenizer = vocabulary.read(folder)
-    elif not any(file for pattern in ("vocab*", "*.model", "tokenizer*") for file in folder.glob(pattern)):
-        raise FileNotFoundError(f"{folder} has no tokenizer.json")
+def _load_tokenizer(folder: Path) -> Tokenizer:
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = read_tokenizer(folder)
+    elif any(file for pattern in ("vocab*", "*.model", "tokenizer*") for file in folder.glob(pattern)):
+        from limelight.lens.hf.loading import load_tokenizer
+
+        tokenizer = load_tokenizer(folder)
     else:
-        try:
-            from transformers import AutoTokenizer
-
-            tokenizer = AutoTokenizer.from_pretrained(folder).backend_tokenizer
-        except Exception as error:  # transformers raises many kinds
-            raise FileNotFoundError(
-                f"{folder} has no tokenizer.json, and its other files do not help: {error}"
-            ) from None
+        raise FileNotFoundError(f"{folder} has no tokenizer.json")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def _positions(model: nn.Module) -> int | None:
-    """How many tokens the model has positions for, where it learned them one by one."""
-    known = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+def _max_positions(model: nn.Module) -> int | None:
+    """Return how many positions the model has learned embeddings for; None if it computes its positions."""
+    configured = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     for name, module in model.named_modules():
         if isinstance(module, Learned):
             return module.table.num_embeddings - module.offset
         if isinstance(module, nn.Embedding) and "position" in name and "relative" not in name:
-            count = module.num_embeddings if known is None else min(module.num_embeddings, known)
+            count = module.num_embeddings if configured is None else min(module.num_embeddings, configured)
             return count if module.padding_idx is None else count - module.padding_idx - 1
     return None

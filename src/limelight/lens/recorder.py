@@ -1,4 +1,4 @@
-"""A record of what the layers of a model attend to."""
+"""The recorder: turns the attention calls of a model's modules into a ``Record``."""
 
 from __future__ import annotations
 
@@ -10,112 +10,150 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from limelight.backends.native import Bytes
+from limelight.backends import Int8Rows
+from limelight.core.biases import Bias
+from limelight.core.masks import Mask
 from limelight.functional import attention, weights
-from limelight.lens.calls import Call, Record
-from limelight.matrix.lazy import Weights
+from limelight.lens.hf import arguments as hf_arguments
+from limelight.lens.record import Call, Record
+from limelight.matrix.base import Weights
 from limelight.nn.attention import MultiHeadAttention
 from limelight.nn.stack import Decoder, Encoder, Seq2Seq
 
-_CONTEXTS = "context", "key_value_states", "encoder_hidden_states", "cross_attention_states"
-_SOURCES, _TARGETS = ("input_ids", "ids", "source"), ("decoder_input_ids", "target")
+# Names of arguments of forward(), in limelight's models and in those of transformers.
+_CONTEXTS = ("context", *hf_arguments.CONTEXTS)
+_SOURCE_IDS = ("ids", "source", *hf_arguments.SOURCE_IDS)
+_TARGET_IDS = ("target", *hf_arguments.TARGET_IDS)
+_CACHES = ("cache", *hf_arguments.CACHES)
 
 
-class Witness:
-    """Makes a record of what it is told of the modules of a model."""
+class Recorder:
+    """Records the attention calls that the modules of a model report.
+
+    Args:
+        model: the model; calls are recorded under the names of its modules.
+        is_wanted: takes the name of a module and returns whether its calls are recorded.
+        statistics: arguments of ``Weights.observe``; if given, their results are kept instead of q and k.
+        limit: bytes that may be kept; later calls are counted in ``record.missed`` and dropped.
+
+    """
 
     def __init__(
         self,
         model: nn.Module,
-        record: Record,
-        chosen: Callable[[str], bool] = lambda name: True,
-        questions: dict[str, Any] | None = None,
+        is_wanted: Callable[[str], bool] = lambda name: True,
+        statistics: dict[str, Any] | None = None,
         limit: float = float("inf"),
     ) -> None:
-        self.model, self.record, self.chosen, self.questions, self.limit = model, record, chosen, questions, limit
-        self.kept = 0  # bytes
+        self.model, self.is_wanted, self.statistics, self.limit = model, is_wanted, statistics, limit
+        self.record = Record()
+        self.kept_bytes = 0
+        self.ran: set[nn.Module] = set()
         self._names = {module: name for name, module in model.named_modules()}
-        self._crossing: set[nn.Module] = set()  # modules that are attending to a context
+        self._cross_attending: set[nn.Module] = set()  # modules whose current call has a context
         self._phase = "prefill"
-        self._ids: dict[str, Tensor] = {}  # tokens so far, by stack
-        self._told: set[str] = set()
-        self.entered: set[nn.Module] = set()
+        self._ids: dict[str, Tensor] = {}  # token ids so far, by stack
+        self._reported: set[str] = set()  # names of modules that reported a call, recorded or not
 
-    def sees(self, module: nn.Module, found: Weights) -> None:
-        """One attention call."""
+    def add(self, module: nn.Module, found: Weights) -> None:
+        """Record one attention call of a module."""
         name = self._names[module]
-        self._told.add(name)
-        if torch._C._current_graph_task_id() != -1:  # a checkpoint computes it once more, for the gradient
+        self._reported.add(name)
+        if torch._C._current_graph_task_id() != -1:  # activation checkpointing runs it again in the backward pass
             return
         *_, N, M = found.shape
-        kind = "cross" if module in self._crossing else "self"
+        kind = "cross" if module in self._cross_attending else "self"
         if kind == "self":
             self._phase = "prefill" if N == M else "decode"
-        if not self.chosen(name):
+        if not self.is_wanted(name):
             return
-        if self.kept >= self.limit:
+        if self.kept_bytes >= self.limit:
             self.record.missed += 1
             return
-        seen = found if self.questions is None else found.observe(**self.questions)
-        self.kept += sum(x.untyped_storage().nbytes() for x in _tensors(seen))
+        kept = found if self.statistics is None else found.observe(**self.statistics)
+        self.kept_bytes += sum(x.untyped_storage().nbytes() for x in _tensors(kept))
         stack = self._stack(name, module)
-        self.record.add(Call(name, kind, stack, self._phase, seen, found.shape, self._keys(kind, stack, found.shape)))
+        call = Call(
+            name=name,
+            kind=kind,
+            stack=stack,
+            phase=self._phase,
+            seen=kept,
+            shape=found.shape,
+            ids=self._key_ids(kind, stack, found.shape),
+        )
+        self.record.add(call)
 
-    def _keys(self, kind: str, stack: str, shape: tuple[int, ...]) -> Tensor | None:
-        """The tokens of the keys; a cache may have dropped the first ones."""
+    def attend(
+        self,
+        module: nn.Module,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        dropout: float = 0.0,
+        mask: Mask | None = None,
+        bias: Bias | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sink: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the attention of a module and record it; statistics asked for later reuse what is computed here."""
+        if self.statistics is None:
+            # A cache goes on writing into the memory of its keys, and statistics of contiguous rows are faster.
+            k = k.clone(memory_format=torch.contiguous_format)
+        found = weights(q, k, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink)
+        if dropout:
+            out = attention(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout)
+        else:
+            out = found @ v
+        self.add(module, found)
+        return out
+
+    def before_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Forward pre-hook of every module: notice cross-attention and the encoder's token ids."""
+        bound = _arguments(module, args, kwargs)
+        if any(bound.get(name) is not None for name in _CONTEXTS):
+            self._cross_attending.add(module)
+        else:
+            self._cross_attending.discard(module)
+        self.ran.add(module)
+        # generate() of an encoder-decoder runs the encoder alone first.
+        if self._names[module].endswith("encoder") and (ids := _token_ids(bound, _SOURCE_IDS)) is not None:
+            self._ids["encoder"] = ids
+
+    def before_model(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Forward pre-hook of the whole model: keep track of the token ids of both stacks."""
+        self.before_module(model, args, kwargs)
+        bound = _arguments(model, args, kwargs)
+        sources, targets = _token_ids(bound, _SOURCE_IDS), _token_ids(bound, _TARGET_IDS)
+        if sources is not None:
+            self._ids["encoder"] = sources
+        new = sources if targets is None and not _is_encoder_decoder(model) else targets
+        earlier, past = self._ids.pop("decoder", None), _cached_tokens(bound)
+        if past == 0:
+            earlier = None if new is None else new[:, :0]
+        # Beam search may permute the sequences inside a cache, so ids are only tracked for a batch of one.
+        if new is not None and earlier is not None and earlier.shape[1] == past and (past == 0 or len(new) == 1):
+            self._ids["decoder"] = torch.cat([earlier, new], 1)
+        if sources is None and targets is None and past == 0:
+            self._ids.clear()
+
+    def unrecorded(self) -> list[str]:
+        """Return the names of modules that ran, have "attention" in their class name and reported no call."""
+        covered = self._reported | {parent for name in self._reported for parent in _parents(name)}
+        names = [self._names[m] for m in self.ran if "attention" in type(m).__name__.lower()]
+        return sorted(n for n in names if n not in covered and not any(p in self._reported for p in _parents(n)))
+
+    def _key_ids(self, kind: str, stack: str, shape: tuple[int, ...]) -> Tensor | None:
+        """Return the token ids of the keys; a cache may have dropped the first ones."""
         ids, M = self._ids.get("encoder" if kind == "cross" else stack), shape[-1]
         if ids is None or len(ids) != shape[0] or ids.shape[1] < M or (kind == "cross" and ids.shape[1] != M):
             return None
         return ids[:, ids.shape[1] - M :]
 
-    def attends(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, dropout: float, options: dict[str, Any]
-    ) -> Tensor:
-        """One call, which is computed here; what is found on the way is of use to later questions."""
-        # A cache goes on writing where its keys lie; and rows that lie together are asked faster.
-        if self.questions is None:
-            k = k.clone(memory_format=torch.contiguous_format)
-        found = weights(q, k, **options)
-        out = attention(q, k, v, **options, dropout=dropout) if dropout else found @ v
-        self.sees(module, found)
-        return out
-
-    def enters(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A module is about to run."""
-        given = _named(module, args, kwargs)
-        if any(given.get(name) is not None for name in _CONTEXTS):
-            self._crossing.add(module)
-        else:
-            self._crossing.discard(module)
-        self.entered.add(module)
-        # A generation begins with the encoder alone.
-        if self._names[module].endswith("encoder") and (ids := _ids(given, _SOURCES)) is not None:
-            self._ids["encoder"] = ids
-
-    def begins(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The model is about to run."""
-        self.enters(model, args, kwargs)
-        given = _named(model, args, kwargs)
-        sources, targets = _ids(given, _SOURCES), _ids(given, _TARGETS)
-        if sources is not None:
-            self._ids["encoder"] = sources
-        new = sources if targets is None and not _has_two_stacks(model) else targets
-        before, past = self._ids.pop("decoder", None), _length(given)
-        if past == 0:
-            before = None if new is None else new[:, :0]
-        # The sequences of a batch may have changed places in a cache (beam search), so only one is followed.
-        if new is not None and before is not None and before.shape[1] == past and (past == 0 or len(new) == 1):
-            self._ids["decoder"] = torch.cat([before, new], 1)
-        if sources is None and targets is None and past == 0:
-            self._ids.clear()
-
-    def unseen(self) -> list[str]:
-        """The modules that ran, are called attention, and of which nothing was seen."""
-        seen = self._told | {parent for name in self._told for parent in _parents(name)}
-        names = [self._names[m] for m in self.entered if "attention" in type(m).__name__.lower()]
-        return sorted(n for n in names if n not in seen and not any(p in self._told for p in _parents(n)))
-
     def _stack(self, name: str, module: nn.Module) -> str:
+        """Return "encoder" or "decoder": by the class of a parent, by its name, or by whether the module is causal."""
         parts = name.split(".")
         for end in range(len(parts), -1, -1):
             parent = self.model.get_submodule(".".join(parts[:end]))
@@ -125,49 +163,9 @@ class Witness:
         return found[0] if found else "decoder" if getattr(module, "is_causal", False) else "encoder"
 
 
-def _parents(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:n]) for n in range(1, len(parts))]
-
-
-def _ids(given: dict[str, Any], names: tuple[str, ...]) -> Tensor | None:
-    """The tokens that a model was called with."""
-    found = (given[n].detach() for n in names if isinstance(given.get(n), Tensor))
-    return next((x for x in found if x.ndim == 2 and not x.is_floating_point()), None)
-
-
-def _length(given: dict[str, Any]) -> int:
-    """How many tokens a cache holds already."""
-    cache = next((given[n] for n in ("past_key_values", "cache") if given.get(n) is not None), None)
-    if cache is None:
-        return 0
-    return int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else int(getattr(cache, "count", 0))
-
-
-def _has_two_stacks(model: nn.Module) -> bool:
-    return isinstance(model, Seq2Seq) or bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-
-
-def _tensors(seen: Any) -> Iterator[Tensor]:
-    if isinstance(seen, Weights):
-        yield from seen.tensors()
-        return
-    for x in vars(seen).values():
-        yield from x if isinstance(x, tuple) else [x] if isinstance(x, Tensor) else []
-
-
-def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name."""
-    try:
-        bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-    except TypeError:  # the call will say it better
-        return {}
-    return {**bound, **bound.get("kwargs", {})}
-
-
 @contextmanager
-def recording(model: nn.Module, witness: Witness | None = None) -> Iterator[Record]:
-    """A record of every attention call of a model of ``MultiHeadAttention`` layers, for a while.
+def recording(model: nn.Module, recorder: Recorder | None = None) -> Iterator[Record]:
+    """Record every attention call of the ``MultiHeadAttention`` layers of a model inside a ``with`` block.
 
     >>> model = Encoder([])
     >>> with recording(model) as record:
@@ -175,42 +173,83 @@ def recording(model: nn.Module, witness: Witness | None = None) -> Iterator[Reco
     >>> record
     Record of 0 attention calls in 0 modules
     """
-    witness = Witness(model, Record()) if witness is None else witness
+    recorder = Recorder(model) if recorder is None else recorder
     with ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, MultiHeadAttention):
-                stack.enter_context(_telling(module, witness))
+                stack.enter_context(_reporting(module, recorder))
             if isinstance(module, Encoder):
-                stack.enter_context(_unpacked(module))
-            before = witness.begins if module is model else witness.enters
-            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-        yield witness.record
+                stack.enter_context(_without_packing(module))
+            hook = recorder.before_model if module is model else recorder.before_module
+            stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        yield recorder.record
 
 
 @contextmanager
-def _telling(module: MultiHeadAttention, witness: Witness) -> Iterator[None]:
-    """A layer whose calls are seen."""
+def _reporting(module: MultiHeadAttention, recorder: Recorder) -> Iterator[None]:
+    """Route the attention of a layer through a recorder."""
 
-    def told(q: Tensor, k: Any, v: Any, **options: Any) -> Tensor:
-        k, v = (x.numbers(q.dtype) if isinstance(x, Bytes) else x for x in (k, v))
+    def attend(q: Tensor, k: Any, v: Any, *, mask: Mask | None, bias: Bias | None) -> Tensor:
+        k, v = (x.dequantise(q.dtype) if isinstance(x, Int8Rows) else x for x in (k, v))
         dropout = module.dropout if module.training else 0.0
-        return witness.attends(module, q, k, v, dropout, {**options, "scale": module.scale})
+        return recorder.attend(module, q, k, v, dropout=dropout, mask=mask, bias=bias, scale=module.scale)
 
-    before = vars(module).get("attend")  # of another record
-    module.attend = told  # type: ignore[method-assign]
+    outer = vars(module).get("attend")  # set by an enclosing recording of the same model
+    module.attend = attend  # type: ignore[method-assign]
     try:
         yield
     finally:
         del module.attend
-        if before is not None:
-            module.attend = before  # type: ignore[method-assign]
+        if outer is not None:
+            module.attend = outer  # type: ignore[method-assign]
 
 
 @contextmanager
-def _unpacked(encoder: Encoder) -> Iterator[None]:
-    """An encoder that leaves the sequences of a batch apart, so that their weights are."""
+def _without_packing(encoder: Encoder) -> Iterator[None]:
+    """Keep the sequences of a batch apart, so that each has its own weights."""
     before, encoder._packs = encoder._packs, False
     try:
         yield
     finally:
         encoder._packs = before
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(1, len(parts))]
+
+
+def _arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a forward call by name."""
+    try:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    except TypeError:  # the call itself raises the better error
+        return {}
+    return {**bound, **bound.get("kwargs", {})}
+
+
+def _token_ids(bound: dict[str, Any], names: tuple[str, ...]) -> Tensor | None:
+    """Return the first of the named arguments that is a tensor of token ids, ``(batch, length)``."""
+    tensors = (bound[n].detach() for n in names if isinstance(bound.get(n), Tensor))
+    return next((x for x in tensors if x.ndim == 2 and not x.is_floating_point()), None)
+
+
+def _cached_tokens(bound: dict[str, Any]) -> int:
+    """Return how many tokens the cache of a call holds already."""
+    cache = next((bound[n] for n in _CACHES if bound.get(n) is not None), None)
+    if cache is None:
+        return 0
+    return int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else int(getattr(cache, "count", 0))
+
+
+def _is_encoder_decoder(model: nn.Module) -> bool:
+    return isinstance(model, Seq2Seq) or hf_arguments.is_encoder_decoder(model)
+
+
+def _tensors(kept: Any) -> Iterator[Tensor]:
+    """Yield the tensors that ``Weights`` or an ``Observation`` holds."""
+    if isinstance(kept, Weights):
+        yield from kept.tensors()
+        return
+    for x in vars(kept).values():
+        yield from x if isinstance(x, tuple) else [x] if isinstance(x, Tensor) else []

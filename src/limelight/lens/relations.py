@@ -1,4 +1,4 @@
-"""Which heads point from some tokens to others."""
+"""Relations: ranks heads by how well they point from given tokens to others."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.lens.calls import Call, Record
+from limelight.lens.record import Call, Record
 
-Place = int | Sequence[int]
+Position = int | Sequence[int]
 
 
 class Relation(list[dict[str, Any]]):
-    """A row a head, the best first; ``pandas.DataFrame`` takes them."""
+    """One dict for each head, the best first; ``pandas.DataFrame`` takes them."""
 
 
 def relation(
     record: Record,
-    pairs: Iterable[tuple[Place, Place]],
+    pairs: Iterable[tuple[Position, Position]],
     *,
     kind: str = "self",
     stack: str | None = None,
     batch: int = 0,
 ) -> Relation:
-    """How well each head points from given query tokens to given key tokens, such as subjects to their verbs.
+    """Rank heads by how well they point from given query tokens to given key tokens, such as subjects to their verbs.
 
     Args:
-        record: what ``watch`` made.
-        pairs: of positions; a word of several tokens is a list of them: what it gets is the sum over its tokens, what
-            it gives the mean.
+        record: a record of ``watch``.
+        pairs: pairs of positions, query first. A word of several tokens is a list of positions: as a key it receives
+            the sum over its tokens, as a query it has the mean of their rows.
         kind: ``"self"``, or ``"cross"`` for pairs of a target and a source.
         stack: ``"encoder"`` or ``"decoder"``; both unless given.
-        batch: which batch element.
+        batch: the batch element.
 
     Returns:
         For each head ``weight``, the mean weight from the query to the key of a pair; ``accuracy``, the share of pairs
-        whose key gets more than any other token does; ``chance``, the mean weight if all that a query sees were equal;
-        and ``pairs``, over how many this is. The most accurate head comes first.
+        whose key receives more than any other token does; ``chance``, the mean weight if all visible keys had equal
+        weights; and ``pairs``, the number of pairs. The most accurate head comes first.
 
     >>> import torch, limelight as ll
     >>> layer = ll.nn.MultiHeadAttention(8, 2)
@@ -58,26 +58,26 @@ def relation(
     _check(wanted, calls, batch)
     found = Relation()
     for name in dict.fromkeys(call.name for call in calls):
-        found += _of_module([call for call in calls if call.name == name], wanted, batch)
+        found += _rank_module([call for call in calls if call.name == name], wanted, batch)
     found.sort(key=lambda row: (-row["accuracy"], -row["weight"]))
     return found
 
 
 def _pair(pair: Any) -> tuple[list[int], list[int]]:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise TypeError(f"relation: {pair!r} is no pair of a query and a key")
-    return _places(pair[0]), _places(pair[1])
+        raise TypeError(f"relation: {pair!r} is not a pair of a query and a key")
+    return _positions(pair[0]), _positions(pair[1])
 
 
-def _places(place: Any) -> list[int]:
-    several = isinstance(place, (list, tuple, range)) or getattr(place, "ndim", 0) == 1
+def _positions(position: Any) -> list[int]:
+    several = isinstance(position, (list, tuple, range)) or getattr(position, "ndim", 0) == 1
     try:
-        places = [operator.index(x) for x in (place if several else [place])]
+        positions = [operator.index(x) for x in (position if several else [position])]
     except TypeError:
-        raise TypeError(f"relation: {place!r} is no position of a token, nor a list of them") from None
-    if not places:
+        raise TypeError(f"relation: {position!r} is neither the position of a token nor a list of positions") from None
+    if not positions:
         raise ValueError("relation: a word has at least one token")
-    return list(dict.fromkeys(places))
+    return list(dict.fromkeys(positions))
 
 
 def _check(wanted: list[tuple[list[int], list[int]]], calls: list[Call], batch: int) -> None:
@@ -93,7 +93,7 @@ def _check(wanted: list[tuple[list[int], list[int]]], calls: list[Call], batch: 
                 raise ValueError(f"relation: {what} {pair[side]} of the pair {pair} is not within the {most} tokens")
 
 
-def _of_module(calls: list[Call], wanted: list[tuple[list[int], list[int]]], batch: int) -> list[dict[str, Any]]:
+def _rank_module(calls: list[Call], wanted: list[tuple[list[int], list[int]]], batch: int) -> list[dict[str, Any]]:
     weight = strongest = chance = torch.zeros(calls[0].shape[1], dtype=torch.float64)
     count = 0
     for queries, keys in wanted:
@@ -104,10 +104,10 @@ def _of_module(calls: list[Call], wanted: list[tuple[list[int], list[int]]], bat
         mine = row[:, keys].sum(-1)
         others = row.clone()
         others[:, keys] = 0.0
-        seen = (row > 0).sum(-1).clamp(min=1)
+        visible = (row > 0).sum(-1).clamp(min=1)
         weight = weight + mine
         strongest = strongest + (mine > others.amax(-1))
-        chance = chance + len(keys) / seen
+        chance = chance + len(keys) / visible
         count += 1
     call = calls[0]
     head = {"module": call.name, "stack": call.stack, "kind": call.kind, "layer": call.layer}
@@ -119,7 +119,7 @@ def _of_module(calls: list[Call], wanted: list[tuple[list[int], list[int]]], bat
 
 
 def _rows(calls: list[Call], query: int, batch: int) -> list[Tensor]:
-    """The row ``(H, M)`` of a query, which stands in one of the calls."""
+    """Return the row ``(H, M)`` of a query in a list: one row, or none if no call contains the query."""
     begin = 0
     for call in calls:
         *_, N, M = call.shape

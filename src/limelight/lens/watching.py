@@ -1,4 +1,4 @@
-"""``watch``: every attention call of a model, for a while."""
+"""``watch``: records every attention call of a model inside a ``with`` block."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from limelight.lens.record import Record
-from limelight.lens.recorder import Witness, recording
-from limelight.matrix.lazy import Weights
+from limelight.lens.hf.arguments import is_transformers_model
+from limelight.lens.record import Record, layer_number
+from limelight.lens.recorder import Recorder, recording
+from limelight.matrix.base import Weights
 from limelight.nn import MultiHeadAttention
 
 
@@ -27,19 +28,20 @@ def watch(
     limit: float = 2.0,
     dense: bool = False,
 ) -> AbstractContextManager[Record]:
-    """Records what every attention call of a model attends to, as ``Weights``; the model runs at full speed.
+    """Record the ``Weights`` of every attention call of a model; the model runs at full speed.
 
-    For its duration all attention of the model is computed by limelight. On leaving, also by an exception, the model is
-    as it was before. The recorded weights are q and k, so a gradient flows through them where one is wanted.
+    Inside the ``with`` block limelight computes all attention of the model. On leaving it, also by an exception, the
+    model is as it was before. The recorded weights hold q and k, so gradients flow through them where the model ran
+    with gradients.
 
     Args:
-        model: one of transformers' models, or one of limelight's.
-        layers: numbers of layers, or patterns of names such as ``"decoder.*"``; all unless given.
-        keep: answers to keep instead of q and k, as ``Weights.observe`` takes them: ``("entropy", "received")``, or
+        model: a model of transformers, or one made of limelight's layers.
+        layers: numbers of layers, or patterns of module names such as ``"decoder.*"``; all unless given.
+        keep: statistics to keep instead of q and k, as ``Weights.observe`` takes them: ``("entropy", "received")``, or
             ``{"top": 5, "entropy": True}``.
-        limit: GiB that may be kept; what comes after is left out, which is said.
-        dense: for models that compute attention themselves: their own weights are read as they make them, which
-            takes their time and memory.
+        limit: GiB that may be kept; later calls are dropped, with a warning.
+        dense: for models that compute attention themselves: read the dense weights that they compute, in the time and
+            memory that this takes them.
 
     >>> import torch, limelight as ll
     >>> model = ll.nn.Encoder([ll.nn.Block(ll.nn.MultiHeadAttention(32, 4), ll.nn.FeedForward(32, 64))])
@@ -53,102 +55,103 @@ def watch(
 
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"watch: give a model, not {type(model).__name__}")
+        raise TypeError(f"watch: model must be a torch.nn.Module, not {type(model).__name__}")
     if not limit > 0:
-        raise ValueError(f"watch: limit = {limit} must be above 0; it counts GiB")
-    wanted = _questions(keep)
-    return _watched(
-        model, Witness(model, Record(), _chosen(model, layers), wanted, limit * 2**30), dense, layers is None
+        raise ValueError(f"watch: limit = {limit} must be above 0; it is in GiB")
+    recorder = Recorder(
+        model, is_wanted=_layer_filter(model, layers), statistics=_statistics(keep), limit=limit * 2**30
     )
+    return _watching(model, recorder, dense=dense, all_layers=layers is None)
 
 
-def _questions(keep: Sequence[str] | Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _statistics(keep: Sequence[str] | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the arguments of ``Weights.observe`` that ``keep`` stands for."""
     if keep is None:
         return None
     if not keep:
-        raise ValueError("watch: keep names no answer to keep; give some, such as ('entropy',), or leave it out")
-    asked = dict(keep) if isinstance(keep, Mapping) else dict.fromkeys([keep] if isinstance(keep, str) else keep, True)
+        raise ValueError("watch: keep is empty; name statistics, such as keep=('entropy',), or leave it out")
+    wanted = dict(keep) if isinstance(keep, Mapping) else dict.fromkeys([keep] if isinstance(keep, str) else keep, True)
     known = [name for name in inspect.signature(Weights.observe).parameters if name != "self"]
-    for name, value in asked.items():
+    for name, value in wanted.items():
         if name not in known:
-            raise ValueError(f"watch: keep = {name!r}; there are {', '.join(known)}")
+            raise ValueError(f"watch: keep has no statistic {name!r}; there are {', '.join(known)}")
         if value is True and name in ("top", "mass", "profile", "pool", "reduce"):
             raise ValueError(f"watch: {name} needs a value, such as keep={{{name!r}: …}}")
-    return asked
+    return wanted
 
 
-def _chosen(model: nn.Module, layers: Iterable[int | str] | None) -> Callable[[str], bool]:
-    """Whether a module of this name is to be recorded."""
+def _layer_filter(model: nn.Module, layers: Iterable[int | str] | None) -> Callable[[str], bool]:
+    """Return the predicate on module names that ``layers`` stands for."""
     if layers is None:
         return lambda name: True
     wanted = [layers] if isinstance(layers, (int, str)) else list(layers)
 
-    def chosen(name: str) -> bool:
-        number = next((int(part) for part in name.split(".") if part.isdigit()), None)
+    def is_wanted(name: str) -> bool:
+        number = layer_number(name)
         return any(number == x if isinstance(x, int) else fnmatchcase(name, x) for x in wanted)
 
-    if not any(chosen(name) for name, _ in model.named_modules()):
+    if not any(is_wanted(name) for name, _ in model.named_modules()):
         raise ValueError(f"watch: layers = {wanted} match no module of this {type(model).__name__}")
-    return chosen
+    return is_wanted
 
 
 @contextmanager
-def _watched(model: nn.Module, witness: Witness, dense: bool, everything: bool) -> Iterator[Record]:
+def _watching(model: nn.Module, recorder: Recorder, *, dense: bool, all_layers: bool) -> Iterator[Record]:
     with ExitStack() as stack:
         if dense:
-            from limelight.lens.eager import reading
+            from limelight.lens.eager import intercept_attention
 
-            stack.enter_context(reading(model, witness.sees))
-        elif _of_transformers(model):
-            from limelight.lens import huggingface
+            stack.enter_context(intercept_attention(model, recorder.add))
+        elif is_transformers_model(model):
+            from limelight.lens.hf import registration
 
-            huggingface.refuse_others(model)
-            stack.enter_context(huggingface.in_place(model))
-            stack.enter_context(huggingface.witnessed(model, witness.attends))
+            registration.refuse_own_attention(model)
+            stack.enter_context(registration.using_implementation(model))
+            stack.enter_context(registration.recorded_by(model, recorder))
         elif not any(isinstance(module, MultiHeadAttention) for module in model.modules()):
             raise ValueError(
-                f"watch: {type(model).__name__} is neither one of transformers' models nor made of limelight's layers; "
-                "watch(model, dense=True) reads weights that it makes itself"
+                f"watch: {type(model).__name__} is neither a model of transformers nor made of limelight's layers; "
+                "watch(model, dense=True) reads the weights that a model computes itself"
             )
-        stack.enter_context(recording(model, witness))
-        stack.enter_context(_uncompiled())
-        assert isinstance(witness.record, Record)
-        yield witness.record
-    if unseen := witness.unseen():
-        shown = ", ".join(unseen[:3]) + (f" and {len(unseen) - 3} more" if len(unseen) > 3 else "")
-        warnings.warn(f"watch: {shown} ran, and limelight did not see what they attend to", stacklevel=3)
-    elif witness.entered and not witness.record.log and not witness.record.missed and everything:
-        warnings.warn(f"watch: the {type(model).__name__} ran, and no attention was seen in it", stacklevel=3)
-    if witness.record.missed:
+        stack.enter_context(recording(model, recorder))
+        stack.enter_context(_without_compilation())
+        yield recorder.record
+    _warn_of_gaps(model, recorder, all_layers)
+
+
+def _warn_of_gaps(model: nn.Module, recorder: Recorder, all_layers: bool) -> None:
+    """Warn of attention that ran and is not in the record."""
+    record = recorder.record
+    if names := recorder.unrecorded():
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        warnings.warn(f"watch: {shown} ran, but limelight could not record what they attend to", stacklevel=4)
+    elif recorder.ran and not record.log and not record.missed and all_layers:
+        warnings.warn(f"watch: the {type(model).__name__} ran, but no attention was recorded", stacklevel=4)
+    if record.missed:
         warnings.warn(
-            f"watch: {witness.record.missed} attention calls were left out, since those before them hold "
-            f"{witness.kept / 2**30:.2f} GiB and the limit is {witness.limit / 2**30:.2f}; keep fewer "
-            "layers (layers=…), only answers (keep=…) or more of them (limit=…)",
-            stacklevel=3,
+            f"watch: {record.missed} attention calls were dropped, because the earlier ones hold "
+            f"{recorder.kept_bytes / 2**30:.2f} GiB and the limit is {recorder.limit / 2**30:.2f}; keep fewer "
+            "layers (layers=…), only statistics (keep=…) or raise the limit (limit=…)",
+            stacklevel=4,
         )
 
 
-_lock, _active = Lock(), ExitStack()
-_count = 0
+_lock, _eager_stance = Lock(), ExitStack()
+_active_watches = 0
 
 
 @contextmanager
-def _uncompiled() -> Iterator[None]:
-    """As long as any model is watched, none is compiled: a compiled one would not say who attends."""
-    global _count
+def _without_compilation() -> Iterator[None]:
+    """Run compiled models eagerly while any model is watched: compiled code would bypass the hooks."""
+    global _active_watches
     with _lock:
-        _count += 1
-        if _count == 1 and hasattr(torch.compiler, "set_stance"):
-            _active.enter_context(torch.compiler.set_stance("force_eager"))
+        _active_watches += 1
+        if _active_watches == 1 and hasattr(torch.compiler, "set_stance"):
+            _eager_stance.enter_context(torch.compiler.set_stance("force_eager"))
     try:
         yield
     finally:
         with _lock:
-            _count -= 1
-            if _count == 0:
-                _active.close()
-
-
-def _of_transformers(model: nn.Module) -> bool:
-    """Asked without importing transformers."""
-    return any(base.__module__ == "transformers.modeling_utils" for m in model.modules() for base in type(m).__mro__)
+            _active_watches -= 1
+            if _active_watches == 0:
+                _eager_stance.close()

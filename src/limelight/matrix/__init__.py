@@ -1,0 +1,1 @@
+"""The attention matrix as an object: ``Weights``, its statistics, indexing, rollout and traces."""

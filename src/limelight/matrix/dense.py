@@ -1,24 +1,22 @@
-"""The same questions for a matrix that somebody already has."""
+"""Weights backed by a dense tensor."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from limelight.backends import blocks
-from limelight.backends.statistics import Block, Question
+from limelight.backends import Statistic, WeightsBlock, grouped_matmul, statistics_of_blocks
+from limelight.core.checks import DTYPES
 from limelight.core.masks import Dense, Mask
-from limelight.core.problem import DTYPES, batched
-from limelight.core.reference import grouped
+from limelight.core.problem import batched
+from limelight.matrix.base import Weights
 from limelight.matrix.indexing import places
-from limelight.matrix.lazy import Weights
 
 
-class GivenWeights(Weights):
-    """A matrix that somebody already has."""
+class DenseWeights(Weights):
+    """A matrix ``(…, heads, queries, keys)`` with the methods of ``Weights``."""
 
     __slots__ = ("_matrix",)
 
@@ -30,69 +28,81 @@ class GivenWeights(Weights):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """``(…, heads, queries, keys)``."""
         return tuple(self._matrix.shape)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of statistics: float32, or float64 for a matrix of float64."""
+        return torch.promote_types(self._matrix.dtype, torch.float32)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the matrix."""
+        return self._matrix.device
+
+    @property
     def mask(self) -> Mask | None:
-        """Where any head has weight."""
+        """The keys that have weight in some head."""
         seen = (batched(self._matrix) > 0).any(1, keepdim=True)
         return None if bool(seen.all()) else Dense(seen)
 
     def changed(self, **options: Any) -> Weights:
-        """The same with other options; the logits are known as far as the weights tell them."""
-        if wrong := options.keys() - {"mask", "temperature"}:
-            raise TypeError(f"changed: a given matrix has no {sorted(wrong)[0]!r} that could be changed")
-        a = batched(self._matrix).to(self._answer_dtype) ** (1 / options.get("temperature", 1.0))
+        """The same matrix with another mask or temperature; logits are known as far as the weights tell them."""
+        if unknown := options.keys() - {"mask", "temperature"}:
+            raise TypeError(f"changed: a dense matrix has no {min(unknown)!r} that could be changed")
+        a = batched(self._matrix).to(self.dtype) ** (1 / options.get("temperature", 1.0))
         if (mask := options.get("mask")) is not None:
-            a = a * mask.dense(*self.shape[-2:], self._device)
+            a = a * mask.dense(*self.shape[-2:], self.device)
         total = a.sum(-1, keepdim=True)
-        return GivenWeights((a / torch.where(total == 0, 1.0, total)).reshape(self.shape))
+        return DenseWeights((a / torch.where(total == 0, 1.0, total)).reshape(self.shape))
+
+    def select(self, batch: int | tuple[int, ...] = 0, head: int | None = None) -> Weights:
+        """One batch element, and one head unless that is None."""
+        b, h = self._place(batch, head)
+        part = batched(self._matrix)[b]
+        return DenseWeights(part if h is None else part[h][None])
+
+    def batched(self) -> Weights:
+        """The same matrix with exactly one batch axis."""
+        return DenseWeights(batched(self._matrix))
 
     def __matmul__(self, v: Tensor) -> Tensor:
+        """Attention: ``A v``, ``(…, heads, queries, width)``."""
         *lead, H, _, M = self.shape
         if not isinstance(v, Tensor) or v.dtype not in DTYPES:
-            raise TypeError(
-                f"v must be a tensor of floats, not {v.dtype if isinstance(v, Tensor) else type(v).__name__}"
-            )
+            got = v.dtype if isinstance(v, Tensor) else type(v).__name__
+            raise TypeError(f"v must be a tensor of floats, not {got}")
         if v.ndim != self._matrix.ndim or list(v.shape[:-3]) != lead or v.shape[-2] != M or H % max(v.shape[-3], 1):
             raise ValueError(
                 f"v {tuple(v.shape)} does not fit weights {self.shape}: it must be {(*lead, H, M)} and a width"
             )
-        return self._led(grouped(batched(self._matrix).to(v.dtype), batched(v)))
+        return self._with_lead(grouped_matmul(batched(self._matrix).to(v.dtype), batched(v)))
+
+    def logsumexp(self) -> Tensor:
+        """``log Σ a`` of each row: 0 where the weights sum to 1, −∞ where they are all 0."""
+        return self._with_lead(torch.log(batched(self._matrix).to(self.dtype).sum(-1)))
 
     def dense(self) -> Tensor:
+        """The matrix itself."""
         return self._matrix
 
     def __getitem__(self, index: Any) -> Tensor:
+        """Any part of it."""
         places(index, self.shape)
         return self._matrix[index]
 
     def tensors(self) -> list[Tensor]:
+        """The matrix."""
         return [self._matrix]
 
     def _described(self) -> str:
         return f"Weights.from_dense(shape={self.shape}, dtype={str(self._matrix.dtype).removeprefix('torch.')})"
 
-    @property
-    def _sizes(self) -> tuple[int, int, int, int]:
-        *lead, H, N, M = self.shape
-        return math.prod(lead), H, N, M
+    def _compute_batched(self, asked: list[Statistic]) -> list[Any]:
+        return statistics_of_blocks(self._block, self._sizes, asked, recompute=False)  # blocks are views
 
-    @property
-    def _device(self) -> torch.device:
-        return self._matrix.device
-
-    @property
-    def _answer_dtype(self) -> torch.dtype:
-        return torch.promote_types(self._matrix.dtype, torch.float32)
-
-    def _normalisers(self) -> Tensor:
-        return torch.log(batched(self._matrix).to(self._answer_dtype).sum(-1))
-
-    def _answers(self, questions: list[Question]) -> list[Any]:
-        return blocks.ask_blocks(self._block, self._sizes, questions, again=False)  # its blocks are views
-
-    def _block(self, rows: slice) -> Block:
+    def _block(self, rows: slice) -> WeightsBlock:
         _, _, N, M = self._sizes
-        i, j = torch.arange(N, device=self._device)[rows], torch.arange(M, device=self._device)
-        return Block(batched(self._matrix)[:, :, rows].to(self._answer_dtype), i, j, N, M)
+        i, j = torch.arange(N, device=self.device)[rows], torch.arange(M, device=self.device)
+        return WeightsBlock(batched(self._matrix)[:, :, rows].to(self.dtype), i, j, N, M)

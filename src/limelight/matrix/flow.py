@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from limelight.core.problem import check_count
-from limelight.matrix.lazy import Weights
+from limelight.core.checks import check_count
+from limelight.matrix.base import Weights
 
 
 def rollout(layers: Sequence[Weights], tokens: Sequence[int] | None = None, *, residual: float = 0.5) -> Tensor:
-    """``Â_L … Â_1`` with ``Â = residual · 1 + (1 - residual) · mean over heads of A``: rows of chosen tokens.
+    """Compute ``Â_L … Â_1`` with ``Â = residual · 1 + (1 - residual) · mean over heads of A``: rows of chosen tokens.
 
     Args:
         layers: the attention of each layer, the first layer first; each over the same positions.
         tokens: positions whose rows are wanted; all of them where None.
-        residual: the share that passes a layer beside its attention.
+        residual: the share that passes a layer around its attention.
 
     Returns:
         ``(…, tokens, positions)``: how much of each position's input reaches the token. Nothing n × n is made on the
@@ -32,7 +32,7 @@ def rollout(layers: Sequence[Weights], tokens: Sequence[int] | None = None, *, r
     if not layers:
         raise ValueError("rollout: give at least one layer's weights")
     if not 0 <= residual <= 1:
-        raise ValueError(f"rollout: residual = {residual} must be from 0 to 1: the share that passes beside attention")
+        raise ValueError(f"rollout: residual = {residual} must be from 0 to 1: the share that passes around attention")
     *lead, _, N, _ = layers[0].shape
     for n, A in enumerate(layers):
         *other, _, rows, cols = A.shape

@@ -1,4 +1,4 @@
-"""What an index means, before anything is computed for it."""
+"""Indices of an attention matrix: which places on each axis they choose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Places(NamedTuple):
-    """The places on each axis that an index means, and the shape of what it gives.
+    """The places on each axis that an index chooses, and the shape of the result.
 
     Where it is ``paired``, those of the last two axes belong together, one query and one key each.
     """
@@ -22,7 +22,7 @@ class Places(NamedTuple):
 
 
 def places(index: Any, shape: Sequence[int]) -> Places:
-    """What an index means for a matrix ``(…, heads, queries, keys)``."""
+    """Resolve an index of a matrix ``(…, heads, queries, keys)``."""
     parts = list(index) if isinstance(index, tuple) else [index]
     if sum(x is Ellipsis for x in parts) > 1:
         raise IndexError("A[…]: an index can have one ellipsis only")
@@ -35,16 +35,18 @@ def places(index: Any, shape: Sequence[int]) -> Places:
     if paired := all(x is not None for x in many):
         parts[-2:] = many
         if len(many[0]) != len(many[1]):
-            raise IndexError(f"A[…]: {len(many[0])} queries and {len(many[1])} keys are no pairs")
+            raise IndexError(
+                f"A[…]: {len(many[0])} queries and {len(many[1])} keys do not make pairs; give as many of each"
+            )
     chosen, result = [], []
     for axis, (x, n) in enumerate(zip(parts, shape, strict=True)):
         if isinstance(x, slice):
             at_axis = list(range(*x.indices(n)))
             result.append(len(at_axis))
         elif paired and axis >= len(shape) - 2:
-            at_axis = [_within(y, n, axis, shape) for y in x]
+            at_axis = [check_index(y, n, axis, shape) for y in x]
         elif (whole := _whole(x)) is not None:
-            at_axis = [_within(whole, n, axis, shape)]
+            at_axis = [check_index(whole, n, axis, shape)]
         else:
             raise TypeError(
                 f"A[…]: integers, slices, '...' and two lists of queries and keys are indices, not {type(x).__name__}"
@@ -53,21 +55,22 @@ def places(index: Any, shape: Sequence[int]) -> Places:
     return Places(chosen, [*result, len(many[0])] if paired else result, paired)
 
 
-def _within(x: int, n: int, axis: int, shape: Sequence[int]) -> int:
+def check_index(x: int, n: int, axis: int, shape: Sequence[int]) -> int:
+    """Return an index from 0 to ``n - 1``, counting from the end where it is negative."""
     if not -n <= x < n:
         raise IndexError(f"A[…]: index {x} is out of range for axis {axis} of {tuple(shape)}")
     return x % n
 
 
 def _several(x: Any) -> Any:
-    """A list of integers, or None."""
+    """Return a list of integers, or None where it is not one."""
     if isinstance(x, Tensor):
         return x.tolist() if x.ndim == 1 and not x.is_floating_point() and x.dtype != torch.bool else None
     return list(x) if isinstance(x, (list, range)) and all(_whole(y) is not None for y in x) else None
 
 
 def _whole(x: Any) -> int | None:
-    """Any kind of integer, such as NumPy's or a tensor with one."""
+    """Return any kind of integer, such as NumPy's or a tensor with one, or None."""
     if isinstance(x, bool):
         return None
     try:

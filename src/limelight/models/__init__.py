@@ -1,4 +1,4 @@
-"""Named architectures: their checkpoints, and generation."""
+"""Named architectures: checkpoints and generation."""
 
 from limelight.models.checkpoint import build, load, save
 from limelight.models.generation import generate, stream

@@ -6,8 +6,9 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from limelight.models.configs import Config, has_head, need, refuse
-from limelight.models.mapping import Link, affine, layers, same
+from limelight.models.configs import Config, architectures, dropout, has_head, need, number, refuse, size, word
+from limelight.models.mapping import TensorMap, affine, every_layer, same
+from limelight.models.output import classifier, classifier_tensors
 from limelight.nn import Block, Embedding, Encoder, FeedForward, LanguageModel, MultiHeadAttention, TiedHead
 from limelight.nn.feedforward import activation
 from limelight.nn.positions import Learned
@@ -20,7 +21,7 @@ OTHERS = r"(pooler\.dense\..*|cls\.seq_relationship\..*)"
 
 
 class MaskedHead(nn.Module):
-    """``norm(activation(x W)) tableᵀ + bias``: what a masked token was."""
+    """``norm(activation(x W)) tableᵀ + bias``: the logits of masked tokens."""
 
     def __init__(self, table: nn.Embedding, act: str, norm: nn.Module) -> None:
         super().__init__()
@@ -34,31 +35,41 @@ class MaskedHead(nn.Module):
         return logits
 
 
+def classification(config: Config) -> str | None:
+    """Return which classification head the checkpoint has: ``"sequence"``, ``"token"`` or None."""
+    kinds = {"ForSequenceClassification": "sequence", "ForTokenClassification": "token"}
+    return next((kind for name in architectures(config) for end, kind in kinds.items() if name.endswith(end)), None)
+
+
 def build(config: Config) -> LanguageModel:
+    """Build BERT from a configuration."""
     names = "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"
     width, depth, heads, hidden, vocabulary = need(config, *names)
-    (places,) = need(config, "max_position_embeddings")
+    (positions,) = need(config, "max_position_embeddings")
     refuse(config, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
-    norm = partial(nn.LayerNorm, eps=config.get("layer_norm_eps", 1e-12))
-    act, drop = config.get("hidden_act", "gelu"), config.get("hidden_dropout_prob", 0.0)
+    norm = partial(nn.LayerNorm, eps=number(config, "layer_norm_eps", 1e-12))
+    act, drop = word(config, "hidden_act", "gelu"), dropout(config, "hidden_dropout_prob")
 
     def block() -> Block:
-        attention = MultiHeadAttention(width, heads, dropout=config.get("attention_probs_dropout_prob", 0.0))
+        attention = MultiHeadAttention(width, heads, dropout=dropout(config, "attention_probs_dropout_prob"))
         return Block(attention, FeedForward(width, hidden, activation(act)), norm=norm, order="post", dropout=drop)
 
     embedding = Embedding(
         vocabulary,
         width,
-        positions=Learned(places, width),
-        segments=config.get("type_vocab_size", 2),
+        positions=Learned(positions, width),
+        segments=size(config, "type_vocab_size", 2),
         norm=norm(width),
         dropout=drop,
     )
-    head = MaskedHead(embedding.table, act, norm(width)) if has_head(config) else None
+    head: nn.Module | None = classifier(config, classification(config), width)
+    if has_head(config):
+        head = MaskedHead(embedding.table, act, norm(width))
     return LanguageModel(embedding, Encoder(block() for _ in range(depth)), head)
 
 
-def links(config: Config) -> list[Link]:
+def tensors(config: Config) -> list[TensorMap]:
+    """Map the tensors of a checkpoint to the parameters of ``build``."""
     parts = {
         "attention.self.query": "attention.query",
         "attention.self.key": "attention.key",
@@ -75,7 +86,7 @@ def links(config: Config) -> list[Link]:
         same("embeddings.position_embeddings.weight", "embedding.positions.table.weight"),
         same("embeddings.token_type_embeddings.weight", "embedding.segments.weight"),
         *affine("embeddings.LayerNorm", "embedding.norm"),
-        *layers(config["num_hidden_layers"], layer),
+        *every_layer(config["num_hidden_layers"], layer),
     ]
     if has_head(config):
         found += [
@@ -83,4 +94,4 @@ def links(config: Config) -> list[Link]:
             *affine("cls.predictions.transform.LayerNorm", "head.norm"),
             same("cls.predictions.bias", "head.out.bias"),
         ]
-    return found
+    return found + classifier_tensors(classification(config))

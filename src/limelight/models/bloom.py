@@ -6,12 +6,12 @@ from functools import partial
 
 from torch import nn
 
-from limelight.models.configs import Config, need, refuse
-from limelight.models.mapping import Link, affine, by_head, layers, same
+from limelight.models.configs import Config, dropout, need, number, refuse
+from limelight.models.mapping import TensorMap, affine, every_layer, interleaved_by_head, same
 from limelight.models.output import language_head, untied
 from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention
 from limelight.nn.feedforward import activation
-from limelight.nn.positions import ALiBi
+from limelight.nn.positions import ALiBiPositions
 
 TYPES = ("bloom",)
 PREFIX = "transformer."
@@ -21,13 +21,14 @@ TABLE = "word_embeddings.weight"
 
 
 def build(config: Config) -> LanguageModel:
-    width, depth, heads, vocabulary = need(_named(config), "hidden_size", "n_layer", "n_head", "vocab_size")
+    """Build BLOOM from a configuration."""
+    width, depth, heads, vocabulary = need(_current_names(config), "hidden_size", "n_layer", "n_head", "vocab_size")
     refuse(config, apply_residual_connection_post_layernorm=False)
-    norm = partial(nn.LayerNorm, eps=config.get("layer_norm_epsilon", 1e-5))
-    positions, drop = ALiBi(heads), config.get("hidden_dropout", 0.0)
+    norm = partial(nn.LayerNorm, eps=number(config, "layer_norm_epsilon", 1e-5))
+    positions, drop = ALiBiPositions(heads), dropout(config, "hidden_dropout")
 
     def block() -> Block:
-        attention = MultiHeadAttention(width, heads, positions=positions, dropout=config.get("attention_dropout", 0.0))
+        attention = MultiHeadAttention(width, heads, positions=positions, dropout=dropout(config, "attention_dropout"))
         return Block(attention, FeedForward(width, 4 * width, activation("gelu_new")), norm=norm, dropout=drop)
 
     embedding = Embedding(vocabulary, width, norm=norm(width))
@@ -35,19 +36,20 @@ def build(config: Config) -> LanguageModel:
     return LanguageModel(embedding, decoder, language_head(config, embedding.table))
 
 
-def _named(config: Config) -> Config:
-    """Under the names that all published versions can be brought to."""
+def _current_names(config: Config) -> Config:
+    """Return the configuration with the names of older published versions replaced by today's."""
     older = {"hidden_size": "n_embed", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
     return {**{new: config.get(old) for new, old in older.items()}, **config}
 
 
-def links(config: Config) -> list[Link]:
-    depth, heads = need(_named(config), "n_layer", "n_head")
+def tensors(config: Config) -> list[TensorMap]:
+    """Map the tensors of a checkpoint to the parameters of ``build``."""
+    depth, heads = need(_current_names(config), "n_layer", "n_head")
     qkv = [f"stack.blocks.*.attention.{x}" for x in ("query", "key", "value")]
     layer = [
         *affine("h.*.input_layernorm", "stack.blocks.*.attention_norm"),
         *affine("h.*.post_attention_layernorm", "stack.blocks.*.feed_forward_norm"),
-        *by_head("h.*.self_attention.query_key_value", qkv, heads),
+        *interleaved_by_head("h.*.self_attention.query_key_value", qkv, heads),
         *affine("h.*.self_attention.dense", "stack.blocks.*.attention.out"),
         *affine("h.*.mlp.dense_h_to_4h", "stack.blocks.*.feed_forward.up"),
         *affine("h.*.mlp.dense_4h_to_h", "stack.blocks.*.feed_forward.down"),
@@ -55,7 +57,7 @@ def links(config: Config) -> list[Link]:
     return [
         same("word_embeddings.weight", "embedding.table.weight"),
         *affine("word_embeddings_layernorm", "embedding.norm"),
-        *layers(depth, layer),
+        *every_layer(depth, layer),
         *affine("ln_f", "stack.norm"),
         *untied(config, "lm_head.weight"),
     ]

@@ -1,26 +1,26 @@
-"""Generation: one token after another, from any model that gives logits."""
+"""Generation of tokens from models with a language-model head: greedy, sampling, beam search."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from limelight.core.checks import check_count
 from limelight.core.masks import Mask, Padding
-from limelight.core.problem import check_count
 from limelight.nn import Encoder, LanguageModel, Seq2Seq
-from limelight.nn.cache import KVCache
+from limelight.nn.cache import KVCache, check_cache
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How the next token is chosen from its logits: the likeliest, or drawn where ``temperature`` is above 0.
+    """The rule for the next token: the likeliest, or a random one if ``temperature`` is above 0.
 
-    ``top_k`` keeps the k likeliest, ``top_p`` the likeliest whose probabilities reach p; ``repetition_penalty`` divides
-    the logits of tokens that have occurred (or multiplies them where they are negative).
+    ``top_k`` keeps the k likeliest tokens, ``top_p`` the likeliest whose probabilities reach p. ``repetition_penalty``
+    divides the positive logits of tokens that have occurred and multiplies the negative ones.
     """
 
     temperature: float = 0.0
@@ -38,38 +38,38 @@ class Choice:
         if not self.repetition_penalty > 0:
             raise ValueError(f"repetition_penalty = {self.repetition_penalty} must be above 0")
 
-    def scores(self, logits: Tensor, seen: Tensor, real: Tensor | None) -> Tensor:
-        """Logits ``(B, V)`` after the penalty for tokens ``seen (B, n)``, of which only some may be ``real``."""
+    def scores(self, logits: Tensor, earlier: Tensor, real: Tensor | None) -> Tensor:
+        """Return logits ``(B, V)`` with the penalty for tokens in ``earlier (B, n)``; ``real`` is False for padding."""
         if self.repetition_penalty == 1.0:
             return logits
         occurred = torch.zeros_like(logits, dtype=torch.bool)
-        kept = torch.ones_like(seen, dtype=torch.bool) if real is None else real
-        for row, ids, keep in zip(occurred, seen, kept, strict=True):
+        kept = torch.ones_like(earlier, dtype=torch.bool) if real is None else real
+        for row, ids, keep in zip(occurred, earlier, kept, strict=True):
             row[ids[keep]] = True
         p = self.repetition_penalty
         return torch.where(occurred, torch.where(logits > 0, logits / p, logits * p), logits)
 
     def next(self, scores: Tensor, generator: torch.Generator | None) -> Tensor:
-        """One token for each row, ``(B,)``."""
+        """Return the next token of each row, ``(B,)``."""
         if self.temperature == 0.0:
             return scores.argmax(-1)
         return torch.multinomial(self.probabilities(scores), 1, generator=generator)[:, 0]
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """What is drawn from."""
+        """Return the distribution that tokens are drawn from."""
         scores = scores.float() / self.temperature
         if self.top_k is not None and self.top_k < scores.shape[-1]:
             scores = scores.masked_fill(scores < scores.topk(self.top_k).values[:, -1:], -torch.inf)
         if self.top_p is not None:
             ordered, index = torch.sort(scores, dim=-1, descending=True, stable=True)
             share = ordered.softmax(-1)
-            beyond = share.cumsum(-1) - share >= self.top_p  # what comes before reaches it already
+            beyond = share.cumsum(-1) - share >= self.top_p  # the likelier ones reach it already
             scores = scores.masked_fill(beyond.gather(-1, index.argsort(-1)), -torch.inf)
         return scores.softmax(-1)
 
 
 class _Run:
-    """A model in the middle of generation: tokens in, logits of the next out."""
+    """The state of a generation: the model, its cache and the encoded source; tokens in, next logits out."""
 
     def __init__(self, model: nn.Module, ids: Tensor, mask: Mask | None, cache: KVCache | None) -> None:
         self.model: Any = model
@@ -79,38 +79,42 @@ class _Run:
         self.ids = ids
         self.sources: Tensor | None = None  # lengths of the sources, where they differ
         if not isinstance(model, (Seq2Seq, LanguageModel)) or isinstance(getattr(model, "stack", None), Encoder):
-            raise TypeError(f"generate: {type(model).__name__} gives no logits of next tokens")
+            raise TypeError(
+                f"generate: {type(model).__name__} does not predict next tokens; give a decoder or a Seq2Seq"
+            )
         if model.head is None:
             raise ValueError("generate: the model has no language-model head, so there are no logits to choose from")
         if isinstance(model, Seq2Seq):
             if cache is not None and cache.count:
-                raise ValueError("generate: this cache belongs to another source; begin with an empty one")
+                raise ValueError("generate: this cache belongs to another source; begin with an empty cache")
             self.context = model.encode(ids, mask=mask)
             self.sources = None if mask is None else _lengths(mask, ids)
             self.ids = ids.new_full((len(ids), 1), _start(model))
         elif mask is not None:
             self.lengths = _lengths(mask, ids)
-            self.ids = _end_together(ids, self.lengths)
+            self.ids = _align_ends(ids, self.lengths)
         if cache is not None:
             cache.expect(self.lengths)
 
     def logits(self, ids: Tensor) -> Tensor:
-        """Of the token after the last of ``ids (B, n)``: all so far, or with a cache the new ones."""
+        """Return the logits of the token after ``ids (B, n)``: all tokens so far, or with a cache the new ones."""
         if self.context is not None:
             real = None if self.sources is None else Padding(self.sources)
             found: Tensor = self.model.decode(ids, self.context, context_mask=real, cache=self.cache, last=True)
         elif self.cache is not None or self.lengths is None:
             found = self.model(ids, cache=self.cache, last=True)
-        else:  # without a cache, where prompts of different lengths end together
+        else:  # prompts of different lengths, aligned at their ends, without a cache
             missing = int(self.lengths.max()) - self.lengths
             found = self.model(ids, mask=Padding(ids.shape[1] - missing, left=True), first=-missing, last=True)
         logits = found[:, -1].float()
+        if bool(logits.isnan().any()):
+            raise ValueError("generate: the model's logits are NaN; its parameters or its input are not finite")
         for token in getattr(self.model, "never", ()):
             logits[:, token] = -torch.inf
         return logits
 
     def reorder(self, index: Tensor) -> None:
-        """Keeps these sequences, in this order."""
+        """Keep these sequences, in this order."""
         if self.cache is not None:
             self.cache.reorder(index)
         if self.context is not None:
@@ -138,15 +142,15 @@ def _lengths(mask: Mask, ids: Tensor) -> Tensor:
     return lengths
 
 
-def _end_together(ids: Tensor, lengths: Tensor) -> Tensor:
-    """Prompts that begin together, moved so that they end together."""
+def _align_ends(ids: Tensor, lengths: Tensor) -> Tensor:
+    """Move the padding of prompts from the right to the left."""
     longest = int(lengths.max())
     place = torch.arange(longest, device=ids.device) - (longest - lengths)[:, None]
     return ids.gather(1, place.clamp(min=0))
 
 
-def _begin_together(ids: Tensor, missing: Tensor, fill: int) -> Tensor:
-    """And back."""
+def _align_starts(ids: Tensor, missing: Tensor, fill: int) -> Tensor:
+    """Undo ``_align_ends``: move the padding from the left to the right, as ``fill``."""
     place = torch.arange(ids.shape[1], device=ids.device) + missing[:, None]
     moved = ids.gather(1, place.clamp(max=ids.shape[1] - 1))
     return moved.masked_fill(place >= ids.shape[1], fill)
@@ -164,11 +168,14 @@ def stream(
     seed: int | None = None,
     **choice: Any,
 ) -> Iterator[Tensor]:
-    """The new tokens ``(B,)``, one step after the other, as ``generate`` finds them; -1 where a sequence has ended."""
+    """Yield the new tokens ``(B,)`` step by step; -1 where a sequence has ended.
+
+    The arguments are those of ``generate`` except ``beams`` and ``length_penalty``.
+    """
     how = Choice(**choice)
     stops = _stops(model, stop)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    with _resting(model):
+    with _in_eval_mode(model):
         run = _Run(model, _checked(ids), mask, _cache(cache))
         all_ids, new = run.ids, run.ids
         real = None if run.lengths is None else _real(run.lengths, all_ids)
@@ -202,22 +209,22 @@ def generate(
     cache: KVCache | bool = True,
     seed: int | None = None,
 ) -> Tensor:
-    """``ids (B, N)`` with what was generated after them, ``(B, N + new)``; of an encoder-decoder, the target alone.
+    """Return ``ids (B, N)`` followed by the generated tokens, ``(B, N + new)``; of an encoder-decoder, the target.
 
     Args:
-        model: one that ``models.load`` returns, with a language-model head.
+        model: a model of ``models.load`` or ``models.build`` with a language-model head.
         ids: the prompts, or the sources of an encoder-decoder.
-        max_new_tokens: at most so many.
-        mask: ``Padding(lengths)`` where the prompts have different lengths; what is generated follows each directly.
-        stop: tokens that end a sequence; those of the model's configuration unless given. What comes after is padding.
-        temperature: 0 takes the likeliest token; above 0 tokens are drawn, with ``top_k`` and ``top_p``.
+        max_new_tokens: the largest number of new tokens.
+        mask: ``Padding(lengths)`` if the prompts have different lengths; new tokens follow each prompt directly.
+        stop: ids of tokens that end a sequence; those of the model's configuration unless given. Padding follows.
+        temperature: 0 takes the likeliest token; above 0 tokens are drawn, limited by ``top_k`` and ``top_p``.
         top_k: draw from the k likeliest.
         top_p: draw from the likeliest whose probabilities reach p.
         repetition_penalty: above 1 makes tokens that have occurred less likely.
-        beams: keep so many hypotheses (beam search), of which the best is returned.
+        beams: the number of hypotheses of beam search; the best one is returned.
         length_penalty: hypotheses are compared by log-probability / length ** length_penalty.
-        cache: ``True``, a cache of your own, or ``False`` to compute everything again at every step.
-        seed: of the draws; torch's own generator unless given.
+        cache: ``True``, a cache such as ``KVCache()``, or ``False`` to compute all tokens again at every step.
+        seed: seed of the random draws; torch's global generator unless given.
 
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "mask": mask, "stop": stop, "cache": cache}
@@ -236,7 +243,7 @@ def generate(
         return torch.cat([begin, new], 1)
     lengths = _lengths(mask, ids)
     missing = int(lengths.max()) - lengths
-    return _begin_together(torch.cat([_end_together(ids, lengths), new], 1), missing, fill)
+    return _align_starts(torch.cat([_align_ends(ids, lengths), new], 1), missing, fill)
 
 
 @torch.no_grad()
@@ -255,7 +262,7 @@ def _beam_search(
     stops, B = _stops(model, stop), len(_checked(ids))
     fill = _fill(model, stops)
     ended: list[list[tuple[float, Tensor]]] = [[] for _ in range(B)]
-    with _resting(model):
+    with _in_eval_mode(model):
         run = _Run(model, ids, mask, _cache(cache))
         begun = run.ids.shape[1]
         prompts = run.lengths
@@ -293,19 +300,21 @@ def _beam_search(
             if len(ended[b]) < beams or step == max_new_tokens:
                 going = zip(total[b].tolist(), all_ids[b * beams : (b + 1) * beams], strict=True)
                 ended[b] += [(x / step**length_penalty, whole) for x, whole in going if x > -torch.inf]
+    out = _best_hypotheses(ended, fill)
+    return out if prompts is None else _align_starts(out, begun - prompts, fill)
+
+
+def _best_hypotheses(ended: list[list[tuple[float, Tensor]]], fill: int) -> Tensor:
+    """Return the best hypothesis of each sequence, ``(B, length)``, padded with ``fill``."""
     chosen = [max(found, key=lambda x: x[0])[1] for found in ended]
     longest = max(map(len, chosen))
-    out = torch.stack([nn.functional.pad(x, (0, longest - len(x)), value=fill) for x in chosen])
-    if prompts is None:
-        return out
-    assert begun == int(prompts.max())
-    return _begin_together(out, begun - prompts, fill)
+    return torch.stack([nn.functional.pad(x, (0, longest - len(x)), value=fill) for x in chosen])
 
 
 def _settled(
     ended: list[list[tuple[float, Tensor]]], total: Tensor, beams: int, step: int, most: int, length_penalty: float
 ) -> bool:
-    """Whether no hypothesis that goes on can still become better than those that have ended."""
+    """Return whether no unfinished hypothesis can become better than the finished ones."""
     longest = most if length_penalty > 0 else step
     reachable = total.amax(1) / longest**length_penalty
     return all(len(e) >= beams and e[-1][0] >= float(x) for e, x in zip(ended, reachable, strict=True))
@@ -321,7 +330,7 @@ def _checked(ids: Tensor) -> Tensor:
 def _cache(cache: KVCache | bool) -> KVCache | None:
     if isinstance(cache, bool):
         return KVCache() if cache else None
-    return cache
+    return check_cache("generate", cache)
 
 
 def _real(lengths: Tensor, ids: Tensor) -> Tensor:
@@ -331,8 +340,10 @@ def _real(lengths: Tensor, ids: Tensor) -> Tensor:
 def _stops(model: nn.Module, stop: int | Sequence[int] | None) -> Tensor:
     if stop is None:
         stop = getattr(model, "config", {}).get("eos_token_id")
-    stop = [] if stop is None else [stop] if isinstance(stop, int) else list(stop)
-    return torch.tensor(stop, dtype=torch.long)
+    stop = [] if stop is None else [stop] if isinstance(stop, int) else stop
+    if not isinstance(stop, Iterable) or not all(isinstance(token, int) for token in stop):
+        raise TypeError(f"generate: stop must be the id of a token or a list of ids, not {stop!r}")
+    return torch.tensor(list(stop), dtype=torch.long)
 
 
 def _fill(model: nn.Module, stops: Tensor) -> int:
@@ -340,8 +351,8 @@ def _fill(model: nn.Module, stops: Tensor) -> int:
     return int(pad) if pad is not None else int(stops[0]) if len(stops) else 0
 
 
-class _resting:
-    """Without dropout, for a while."""
+class _in_eval_mode:
+    """Switches dropout off inside a ``with`` block."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.training = model, model.training

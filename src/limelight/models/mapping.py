@@ -1,4 +1,4 @@
-"""Which tensor of a published checkpoint is which of ours, and how it is laid out there."""
+"""Maps the tensors of a published checkpoint to our parameters, with the layout that they have there."""
 
 from __future__ import annotations
 
@@ -9,59 +9,73 @@ import torch
 from torch import Tensor
 
 
-def _alone(x: Tensor) -> list[Tensor]:
+def _unchanged(x: Tensor) -> list[Tensor]:
     return [x]
 
 
-def _first(x: Tensor) -> Tensor:
+def _only(x: Tensor) -> Tensor:
     return x
 
 
 @dataclass(frozen=True)
-class Link:
-    """``split`` turns their tensor into ours, ``join`` ours into theirs."""
+class TensorMap:
+    """One tensor of a checkpoint and the parameters that it holds.
+
+    Attributes:
+        theirs: the tensor's name in the checkpoint.
+        ours: the names of our parameters; ``*`` stands for the number of a layer in both.
+        split: turns the tensor into the values of our parameters.
+        join: turns our parameters into the tensor.
+
+    """
 
     theirs: str
     ours: tuple[str, ...]
-    split: Callable[[Tensor], Sequence[Tensor]] = _alone
-    join: Callable[..., Tensor] = _first
+    split: Callable[[Tensor], Sequence[Tensor]] = _unchanged
+    join: Callable[..., Tensor] = _only
 
-    def at(self, layer: int) -> Link:
-        """With the number of a layer for ``*``."""
+    def at(self, layer: int) -> TensorMap:
+        """Return the map of one layer."""
         names = tuple(name.replace("*", str(layer)) for name in self.ours)
         return replace(self, theirs=self.theirs.replace("*", str(layer)), ours=names)
 
 
-def same(theirs: str, ours: str) -> Link:
-    return Link(theirs, (ours,))
+def same(theirs: str, ours: str) -> TensorMap:
+    """Map a tensor to one parameter of the same layout."""
+    return TensorMap(theirs, (ours,))
 
 
-def affine(theirs: str, ours: str, bias: bool = True) -> list[Link]:
-    """A linear layer or a norm: weight and bias."""
+def affine(theirs: str, ours: str, bias: bool = True) -> list[TensorMap]:
+    """Map a linear layer or a norm: weight and bias."""
     return [same(f"{theirs}.{x}", f"{ours}.{x}") for x in (("weight", "bias") if bias else ("weight",))]
 
 
-def turned(theirs: str, ours: str) -> list[Link]:
-    """A linear layer whose weight lies the other way round."""
-    weight = Link(f"{theirs}.weight", (f"{ours}.weight",), lambda x: [x.T], lambda x: x.T)
+def transposed(theirs: str, ours: str) -> list[TensorMap]:
+    """Map a linear layer whose weight is stored transposed."""
+    weight = TensorMap(f"{theirs}.weight", (f"{ours}.weight",), split=lambda x: [x.T], join=lambda x: x.T)
     return [weight, same(f"{theirs}.bias", f"{ours}.bias")]
 
 
-def turned_thirds(theirs: str, ours: Sequence[str]) -> list[Link]:
-    """Several linear layers in one, side by side, whose weight lies the other way round."""
-
-    def split(x: Tensor) -> Sequence[Tensor]:
-        return x.T.chunk(len(ours))
-
-    weight = Link(f"{theirs}.weight", tuple(f"{x}.weight" for x in ours), split, lambda *x: torch.cat(x).T)
-    bias = Link(
-        f"{theirs}.bias", tuple(f"{x}.bias" for x in ours), lambda x: x.chunk(len(ours)), lambda *x: torch.cat(x)
+def transposed_and_stacked(theirs: str, ours: Sequence[str]) -> list[TensorMap]:
+    """Map several linear layers that are stored as one, with their weights transposed and side by side."""
+    count = len(ours)
+    weight = TensorMap(
+        f"{theirs}.weight",
+        tuple(f"{x}.weight" for x in ours),
+        split=lambda x: x.T.chunk(count),
+        join=lambda *x: torch.cat(x).T,
+    )
+    bias = TensorMap(
+        f"{theirs}.bias",
+        tuple(f"{x}.bias" for x in ours),
+        split=lambda x: x.chunk(count),
+        join=lambda *x: torch.cat(x),
     )
     return [weight, bias]
 
 
-def by_head(theirs: str, ours: Sequence[str], heads: int, bias: bool = True) -> list[Link]:
-    """Queries, keys and values in one linear layer, head by head."""
+def interleaved_by_head(theirs: str, ours: Sequence[str], heads: int, bias: bool = True) -> list[TensorMap]:
+    """Map queries, keys and values that are stored as one linear layer, head by head."""
 
     def split(x: Tensor) -> list[Tensor]:
         parts = x.reshape(heads, len(ours), -1, *x.shape[1:])
@@ -71,11 +85,11 @@ def by_head(theirs: str, ours: Sequence[str], heads: int, bias: bool = True) -> 
         return torch.stack([y.reshape(heads, -1, *y.shape[1:]) for y in x], 1).flatten(0, 2)
 
     return [
-        Link(f"{theirs}.{n}", tuple(f"{x}.{n}" for x in ours), split, join)
+        TensorMap(f"{theirs}.{n}", tuple(f"{x}.{n}" for x in ours), split=split, join=join)
         for n in (("weight", "bias") if bias else ("weight",))
     ]
 
 
-def layers(count: int, links: Sequence[Link]) -> list[Link]:
-    """The links of a layer, for every layer."""
-    return [link.at(n) for n in range(count) for link in links]
+def every_layer(count: int, maps: Sequence[TensorMap]) -> list[TensorMap]:
+    """Return the maps of a layer for every layer."""
+    return [one.at(n) for n in range(count) for one in maps]

@@ -1,6 +1,6 @@
 """The original Transformer: an encoder-decoder with sinusoidal positions and post-norm.
 
-Its checkpoints are Marian's, which has the same design, so that transformers can load what is trained here.
+Its checkpoints have the format of Marian, which has the same design, so transformers loads what is trained here.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from functools import partial
 
 from torch import nn
 
-from limelight.models.configs import Config, need, refuse
-from limelight.models.mapping import Link, affine, layers, same
+from limelight.models.configs import Config, dropout, flag, need, refuse, token_id, word
+from limelight.models.mapping import TensorMap, affine, every_layer, same
 from limelight.nn import Block, Decoder, Embedding, Encoder, FeedForward, MultiHeadAttention, Seq2Seq, TiedHead
 from limelight.nn.feedforward import activation
 from limelight.nn.positions import Sinusoidal
@@ -24,15 +24,16 @@ OTHERS = ""
 
 
 def build(config: Config) -> Seq2Seq:
+    """Build the original Transformer from a configuration of Marian."""
     width, vocabulary = need(config, "d_model", "vocab_size")
     refuse(config, share_encoder_decoder_embeddings=True, tie_word_embeddings=True)
     norm = nn.LayerNorm
-    act, drop = activation(config.get("activation_function", "gelu")), config.get("dropout", 0.0)
+    act, drop = activation(word(config, "activation_function", "gelu")), dropout(config, "dropout")
 
     def blocks(stack: str) -> list[Block]:
         depth, heads, hidden = need(config, f"{stack}_layers", f"{stack}_attention_heads", f"{stack}_ffn_dim")
-        attention = partial(MultiHeadAttention, width, heads, dropout=config.get("attention_dropout", 0.0))
-        feed_forward = partial(FeedForward, width, hidden, act, dropout=config.get("activation_dropout", 0.0))
+        attention = partial(MultiHeadAttention, width, heads, dropout=dropout(config, "attention_dropout"))
+        feed_forward = partial(FeedForward, width, hidden, act, dropout=dropout(config, "activation_dropout"))
 
         def block() -> Block:
             cross = attention() if stack == "decoder" else None
@@ -40,19 +41,20 @@ def build(config: Config) -> Seq2Seq:
 
         return [block() for _ in range(depth)]
 
-    scale = math.sqrt(width) if config.get("scale_embedding", False) else 1.0
+    scale = math.sqrt(width) if flag(config, "scale_embedding", False) else 1.0
     embedding = Embedding(vocabulary, width, positions=Sinusoidal(halves=True), scale=scale, dropout=drop)
     head = TiedHead(embedding.table, bias=True)
     model = Seq2Seq(embedding, Encoder(blocks("encoder")), embedding, Decoder(blocks("decoder")), head)
     if config.get("pad_token_id") is not None:
-        model.never = (config["pad_token_id"],)  # it begins every target and is never learned as a next token
+        model.never = (token_id(config, "pad_token_id"),)  # it begins every target and is never learned as a next token
     return model
 
 
-def links(config: Config) -> list[Link]:
+def tensors(config: Config) -> list[TensorMap]:
+    """Map the tensors of a checkpoint to the parameters of ``build``."""
     found = [
         same("shared.weight", "source.table.weight"),
-        Link("final_logits_bias", ("head.bias",), lambda x: [x.reshape(-1)], lambda x: x[None]),
+        TensorMap("final_logits_bias", ("head.bias",), split=lambda x: [x.reshape(-1)], join=lambda x: x[None]),
     ]
     for stack in ("encoder", "decoder"):
         theirs, ours = f"{stack}.layers.*", f"{stack}.blocks.*"
@@ -66,10 +68,10 @@ def links(config: Config) -> list[Link]:
         if stack == "decoder":
             layer += _attention(f"{theirs}.encoder_attn", f"{ours}.cross")
             layer += affine(f"{theirs}.encoder_attn_layer_norm", f"{ours}.cross_norm")
-        found += layers(config[f"{stack}_layers"], layer)
+        found += every_layer(config[f"{stack}_layers"], layer)
     return found
 
 
-def _attention(theirs: str, ours: str) -> list[Link]:
+def _attention(theirs: str, ours: str) -> list[TensorMap]:
     names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
     return [x for a, b in names.items() for x in affine(f"{theirs}.{a}", f"{ours}.{b}")]

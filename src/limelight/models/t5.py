@@ -1,4 +1,4 @@
-"""T5: an encoder-decoder with a bias for each bucket of distances, which all layers of a stack share."""
+"""T5: an encoder-decoder, or its encoder alone, with a learned bias by distance that the layers of a stack share."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from functools import partial
 
 from torch import nn
 
-from limelight.models.configs import Config, need
-from limelight.models.mapping import Link, affine, layers, same
+from limelight.models.configs import Config, architectures, dropout, flag, need, number, size, word
+from limelight.models.mapping import TensorMap, affine, every_layer, same
 from limelight.models.output import language_head, untied
-from limelight.nn import Block, Decoder, Embedding, Encoder, FeedForward, MultiHeadAttention, Seq2Seq
+from limelight.nn import Block, Decoder, Embedding, Encoder, FeedForward, LanguageModel, MultiHeadAttention, Seq2Seq
 from limelight.nn.feedforward import activation
 from limelight.nn.positions import T5
 
@@ -20,29 +20,35 @@ OTHERS = ""
 TABLE = "shared.weight"
 
 
-def _shape(config: Config) -> tuple[str, bool]:
-    """The activation of the feed-forward, and whether it is gated."""
-    kind = config.get("feed_forward_proj", "relu")
+def _feed_forward(config: Config) -> tuple[str, bool]:
+    """Return the activation of the feed-forward layers, and whether they are gated."""
+    kind = word(config, "feed_forward_proj", "relu")
     gated = kind.startswith("gated-")
     name = kind.removeprefix("gated-")
     return ("gelu_new" if gated and name == "gelu" else name), gated
 
 
 def _depths(config: Config) -> tuple[int, int]:
-    depth = config["num_layers"]
-    return depth, config.get("num_decoder_layers") or depth
+    """Return the numbers of layers of the encoder and of the decoder; 0 for a decoder that is not there."""
+    (depth,) = need(config, "num_layers")
+    if any(name.endswith("EncoderModel") for name in architectures(config)):
+        return depth, 0
+    return depth, size(config, "num_decoder_layers", depth)
 
 
-def build(config: Config) -> Seq2Seq:
-    names = "d_model", "num_layers", "num_heads", "d_kv", "d_ff", "vocab_size"
-    width, _, heads, head_width, hidden, vocabulary = need(config, *names)
-    norm = partial(nn.RMSNorm, eps=config.get("layer_norm_epsilon", 1e-6))
-    name, gated = _shape(config)
-    drop = config.get("dropout_rate", 0.0)
-    buckets = {
-        "buckets": config.get("relative_attention_num_buckets", 32),
-        "max_distance": config.get("relative_attention_max_distance", 128),
-    }
+def build(config: Config) -> Seq2Seq | LanguageModel:
+    """Build T5 from a configuration; ``T5EncoderModel`` becomes an encoder that returns its hidden states."""
+    names = "d_model", "num_heads", "d_kv", "d_ff", "vocab_size"
+    width, heads, head_width, hidden, vocabulary = need(config, *names)
+    norm = partial(nn.RMSNorm, eps=number(config, "layer_norm_epsilon", 1e-6))
+    name, gated = _feed_forward(config)
+    drop = dropout(config, "dropout_rate")
+    positions = partial(
+        T5,
+        heads,
+        buckets=size(config, "relative_attention_num_buckets", 32),
+        max_distance=size(config, "relative_attention_max_distance", 128),
+    )
 
     def attention(positions: T5 | None = None) -> MultiHeadAttention:
         return MultiHeadAttention(
@@ -54,45 +60,62 @@ def build(config: Config) -> Seq2Seq:
         other = attention() if cross else None
         return Block(attention(positions), feed_forward, cross=other, norm=norm, dropout=drop)
 
-    encoding, decoding = _depths(config)
-    before_and_after, before = T5(heads, **buckets), T5(heads, **buckets, two_sided=False)
-    encoder = Encoder((block(before_and_after, False) for _ in range(encoding)), norm(width))
-    decoder = Decoder((block(before, True) for _ in range(decoding)), norm(width))
+    encoder_depth, decoder_depth = _depths(config)
     embedding = Embedding(vocabulary, width, dropout=drop)
-    # T5 scales what it ties; mT5, which is tied in name only, does not.
-    scaled = config["model_type"] == "t5" and config.get("scale_decoder_outputs", True)
+    two_sided = positions(two_sided=True)
+    encoder = Encoder((block(two_sided, cross=False) for _ in range(encoder_depth)), norm(width))
+    if not decoder_depth:
+        return LanguageModel(embedding, encoder)
+    one_sided = positions(two_sided=False)
+    decoder = Decoder((block(one_sided, cross=True) for _ in range(decoder_depth)), norm(width))
+    # T5 scales the input of a tied head; mT5, whose head is tied in name only, does not.
+    scaled = config["model_type"] == "t5" and flag(config, "scale_decoder_outputs", True)
     head = language_head(config, embedding.table, scale=width**-0.5 if scaled else 1.0)
     return Seq2Seq(embedding, encoder, embedding, decoder, head)
 
 
-def links(config: Config) -> list[Link]:
-    _, gated = _shape(config)
-    encoding, decoding = _depths(config)
-    found = [same("shared.weight", "source.table.weight")]
-    for stack, depth, last in (("encoder", encoding, 1), ("decoder", decoding, 2)):
-        theirs, ours = f"{stack}.block.*.layer", f"{stack}.blocks.*"
-        feed = f"{theirs}.{last}.DenseReluDense"
-        layer = [
-            same(f"{theirs}.0.layer_norm.weight", f"{ours}.attention_norm.weight"),
-            *_attention(f"{theirs}.0.SelfAttention", f"{ours}.attention"),
-            same(f"{theirs}.{last}.layer_norm.weight", f"{ours}.feed_forward_norm.weight"),
-            same(f"{feed}.wo.weight", f"{ours}.feed_forward.down.weight"),
+def tensors(config: Config) -> list[TensorMap]:
+    """Map the tensors of a checkpoint to the parameters of ``build``."""
+    encoder_depth, decoder_depth = _depths(config)
+    if not decoder_depth:
+        return [
+            same("shared.weight", "embedding.table.weight"),
+            *_stack(config, theirs="encoder", ours="stack", depth=encoder_depth),
         ]
-        if gated:
-            layer.append(same(f"{feed}.wi_0.weight", f"{ours}.feed_forward.gate.weight"))
-        layer.append(same(f"{feed}.wi_1.weight" if gated else f"{feed}.wi.weight", f"{ours}.feed_forward.up.weight"))
-        if stack == "decoder":
-            layer.append(same(f"{theirs}.1.layer_norm.weight", f"{ours}.cross_norm.weight"))
-            layer += _attention(f"{theirs}.1.EncDecAttention", f"{ours}.cross")
-        table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        found += [
-            *layers(depth, layer),
-            same(table, f"{stack}.blocks.0.attention.positions.table.weight"),
-            same(f"{stack}.final_layer_norm.weight", f"{stack}.norm.weight"),
-        ]
-    return found + untied(config, "lm_head.weight")
+    return [
+        same("shared.weight", "source.table.weight"),
+        *_stack(config, theirs="encoder", ours="encoder", depth=encoder_depth),
+        *_stack(config, theirs="decoder", ours="decoder", depth=decoder_depth, cross=True),
+        *untied(config, "lm_head.weight"),
+    ]
 
 
-def _attention(theirs: str, ours: str) -> list[Link]:
+def _stack(config: Config, theirs: str, ours: str, depth: int, cross: bool = False) -> list[TensorMap]:
+    """Map an encoder, or a decoder with cross-attention."""
+    _, gated = _feed_forward(config)
+    layer, block = f"{theirs}.block.*.layer", f"{ours}.blocks.*"
+    last = 2 if cross else 1
+    feed = f"{layer}.{last}.DenseReluDense"
+    maps = [
+        same(f"{layer}.0.layer_norm.weight", f"{block}.attention_norm.weight"),
+        *_attention(f"{layer}.0.SelfAttention", f"{block}.attention"),
+        same(f"{layer}.{last}.layer_norm.weight", f"{block}.feed_forward_norm.weight"),
+        same(f"{feed}.wi_1.weight" if gated else f"{feed}.wi.weight", f"{block}.feed_forward.up.weight"),
+        same(f"{feed}.wo.weight", f"{block}.feed_forward.down.weight"),
+    ]
+    if gated:
+        maps.append(same(f"{feed}.wi_0.weight", f"{block}.feed_forward.gate.weight"))
+    if cross:
+        maps.append(same(f"{layer}.1.layer_norm.weight", f"{block}.cross_norm.weight"))
+        maps += _attention(f"{layer}.1.EncDecAttention", f"{block}.cross")
+    table = f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    return [
+        *every_layer(depth, maps),
+        same(table, f"{ours}.blocks.0.attention.positions.table.weight"),
+        same(f"{theirs}.final_layer_norm.weight", f"{ours}.norm.weight"),
+    ]
+
+
+def _attention(theirs: str, ours: str) -> list[TensorMap]:
     names = {"q": "query", "k": "key", "v": "value", "o": "out"}
     return [x for a, b in names.items() for x in affine(f"{theirs}.{a}", f"{ours}.{b}", bias=False)]

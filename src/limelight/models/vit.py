@@ -1,4 +1,4 @@
-"""ViT: an image as a sentence of patches."""
+"""ViT: an encoder whose tokens are the patches of an image."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from limelight.core.masks import Mask
-from limelight.models.configs import Config, need
-from limelight.models.mapping import Link, affine, layers, same
+from limelight.models.configs import Config, dropout, flag, need, number, size, word
+from limelight.models.mapping import TensorMap, affine, every_layer, same
 from limelight.nn import Block, Encoder, FeedForward, MultiHeadAttention
 from limelight.nn.feedforward import activation
 
@@ -21,7 +21,7 @@ OTHERS = r"(pooler\.dense\..*|classifier\..*)"
 
 
 class Vision(nn.Module):
-    """Patches to vectors, one vector for the whole image before them, learned positions, and an encoder."""
+    """Embeds patches, puts one vector for the whole image before them, adds learned positions, and runs an encoder."""
 
     def __init__(
         self, width: int, size: int, patch: int, channels: int, encoder: Encoder, dropout: float = 0.0
@@ -46,22 +46,24 @@ class Vision(nn.Module):
 
 
 def build(config: Config) -> Vision:
+    """Build ViT from a configuration."""
     names = "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "image_size", "patch_size"
-    width, depth, heads, hidden, size, patch = need(config, *names)
-    norm = partial(nn.LayerNorm, eps=config.get("layer_norm_eps", 1e-12))
-    act, drop = activation(config.get("hidden_act", "gelu")), config.get("hidden_dropout_prob", 0.0)
-    bias = config.get("qkv_bias", True)
+    width, depth, heads, hidden, image, patch = need(config, *names)
+    norm = partial(nn.LayerNorm, eps=number(config, "layer_norm_eps", 1e-12))
+    act, drop = activation(word(config, "hidden_act", "gelu")), dropout(config, "hidden_dropout_prob")
+    bias = flag(config, "qkv_bias", True)
 
     def block() -> Block:
-        weights_drop = config.get("attention_probs_dropout_prob", 0.0)
+        weights_drop = dropout(config, "attention_probs_dropout_prob")
         attention = MultiHeadAttention(width, heads, bias=bias, out_bias=True, dropout=weights_drop)
         return Block(attention, FeedForward(width, hidden, act), norm=norm, dropout=drop)
 
     encoder = Encoder((block() for _ in range(depth)), norm(width))
-    return Vision(width, size, patch, config.get("num_channels", 3), encoder, drop)
+    return Vision(width, image, patch, size(config, "num_channels", 3), encoder, drop)
 
 
-def links(config: Config) -> list[Link]:
+def tensors(config: Config) -> list[TensorMap]:
+    """Map the tensors of a checkpoint to the parameters of ``build``."""
     parts = {
         "layernorm_before": "attention_norm",
         "attention.output.dense": "attention.out",
@@ -72,11 +74,11 @@ def links(config: Config) -> list[Link]:
     layer = [x for a, b in parts.items() for x in affine(f"encoder.layer.*.{a}", f"encoder.blocks.*.{b}")]
     for name in ("query", "key", "value"):
         theirs, ours = f"encoder.layer.*.attention.attention.{name}", f"encoder.blocks.*.attention.{name}"
-        layer += affine(theirs, ours, config.get("qkv_bias", True))
+        layer += affine(theirs, ours, flag(config, "qkv_bias", True))
     return [
         same("embeddings.cls_token", "whole"),
         same("embeddings.position_embeddings", "positions"),
         *affine("embeddings.patch_embeddings.projection", "patches"),
-        *layers(config["num_hidden_layers"], layer),
+        *every_layer(config["num_hidden_layers"], layer),
         *affine("layernorm", "encoder.norm"),
     ]

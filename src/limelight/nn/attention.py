@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from limelight.backends.native import Bytes
+from limelight.backends import Int8Rows
 from limelight.core.biases import Bias
 from limelight.core.masks import Mask
-from limelight.functional import attention, attention_bytes, weights
-from limelight.matrix.lazy import Weights
+from limelight.functional import attention, attention_int8, weights
+from limelight.matrix.base import Weights
 from limelight.nn.cache import Slot
 from limelight.nn.linear import Linear
 from limelight.nn.positions import Positions
@@ -24,16 +24,17 @@ class MultiHeadAttention(nn.Module):
     ``c`` is ``x`` itself, or a context of another width (cross-attention).
 
     Args:
-        width: of ``x`` and of what is returned.
-        heads: of the queries.
-        kv_heads: of keys and values; as many as ``heads`` unless given (grouped heads).
-        head_width: of queries and keys; ``width / heads`` unless given.
-        value_width: of the values of a head; ``head_width`` unless given.
-        context_width: of the context; ``width`` unless given.
-        bias: whether the projections of q, k and v add a bias; ``out_bias`` the same for the output.
-        positions: a scheme of ``limelight.nn.positions``.
-        norm: applied to the queries and keys of every head, such as ``nn.RMSNorm``.
-        scale: ``1/√head_width`` unless given.
+        width: the width of ``x`` and of the output.
+        heads: the number of query heads.
+        kv_heads: the number of key and value heads; ``heads`` unless given (grouped heads).
+        head_width: the width of queries and keys in a head; ``width / heads`` unless given.
+        value_width: the width of values in a head; ``head_width`` unless given.
+        context_width: the width of the context; ``width`` unless given.
+        bias: whether the projections of q, k and v add a bias.
+        out_bias: the same for the projection of the output; as ``bias`` unless given.
+        positions: a position scheme of ``limelight.positions``.
+        norm: returns a norm for queries and keys of every head, given their width, such as ``nn.RMSNorm``.
+        scale: factor of the scores; ``1/√head_width`` unless given.
         dropout: of the weights, in training.
 
     >>> layer = MultiHeadAttention(32, 4, kv_heads=2)
@@ -86,37 +87,37 @@ class MultiHeadAttention(nn.Module):
         cache: Slot | None = None,
         first: int | Tensor = 0,
     ) -> Tensor:
-        """``x (B, N, width)`` attends to itself, to what ``cache`` holds of it, or to ``context (B, M, width)``.
+        """Attend from ``x (B, N, width)`` to itself and its cached tokens, or to ``context (B, M, width)``.
 
         ``first`` is the position of the first token of ``x``.
         """
         q, k, v, bias = self._operands(x, context, cache, first)
         y = self.attend(q, k, v, mask=mask, bias=bias)
         if cache is not None and cache.wants_weights and context is None:
-            cache.saw(weights(q, k, mask=mask, bias=bias, scale=self.scale).received())
+            cache.add_received(weights(q, k, mask=mask, bias=bias, scale=self.scale).received())
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))
         return out
 
     def weights(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None) -> Weights:
-        """What ``forward`` multiplies the values by."""
+        """Return the attention matrix that ``forward`` multiplies the values by."""
         q, k, _, bias = self._operands(x, context, None, 0)
         return weights(q, k, mask=mask, bias=bias, scale=self.scale)
 
     def attend(self, q: Tensor, k: Any, v: Any, *, mask: Mask | None, bias: Bias | None) -> Tensor:
-        """Every attention that this layer computes."""
-        if isinstance(k, Bytes):
-            return attention_bytes(q, k, v, mask=mask, bias=bias, scale=self.scale)
+        """Compute attention; a recorder replaces this method."""
+        if isinstance(k, Int8Rows):
+            return attention_int8(q, k, v, mask=mask, bias=bias, scale=self.scale)
         dropout = self.dropout if self.training else 0.0
         return attention(q, k, v, mask=mask, bias=bias, scale=self.scale, dropout=dropout)
 
     def _operands(
         self, x: Tensor, context: Tensor | None, cache: Slot | None, first: int | Tensor
     ) -> tuple[Tensor, Any, Any, Bias | None]:
-        q = _normed(self._split(self.query(x), self.heads), self.query_norm)
+        q = _apply_norm(self._split(self.query(x), self.heads), self.query_norm)
         if context is not None:
-            k, v = self._of_context(context, cache)
+            k, v = self._context_keys_values(context, cache)
             return q, k, v, None
-        k = _normed(self._split(self.key(x), self.kv_heads), self.key_norm)
+        k = _apply_norm(self._split(self.key(x), self.kv_heads), self.key_norm)
         v = self._split(self.value(x), self.kv_heads)
         keys = x.shape[1] if cache is None else cache.begin(x.shape[1])
         q, k, bias = self.positions.place(q, k, first, keys=keys, scale=self.scale)
@@ -124,11 +125,11 @@ class MultiHeadAttention(nn.Module):
             k, v = cache.extend(k, v)
         return q, k, v, bias
 
-    def _of_context(self, context: Tensor, cache: Slot | None) -> tuple[Tensor, Tensor]:
-        """Keys and values of a context, which are computed once for all tokens of a generation."""
+    def _context_keys_values(self, context: Tensor, cache: Slot | None) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of a context, computed once for all steps of a generation."""
         if cache is not None and cache.context is not None:
             return cache.context
-        k = _normed(self._split(self.key(context), self.kv_heads), self.key_norm)
+        k = _apply_norm(self._split(self.key(context), self.kv_heads), self.key_norm)
         v = self._split(self.value(context), self.kv_heads)
         if cache is not None:
             cache.context = k.detach(), v.detach()
@@ -141,23 +142,23 @@ class MultiHeadAttention(nn.Module):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
-        """The same layer; ``to_torch`` leads back."""
+        """Convert ``nn.MultiheadAttention``; the inverse of ``to_torch``."""
         if module.bias_k is not None or module.add_zero_attn:
-            raise ValueError("nn.MultiheadAttention with add_bias_kv or add_zero_attn has no counterpart here")
+            raise ValueError("from_torch: nn.MultiheadAttention with add_bias_kv or add_zero_attn cannot be converted")
         width, kdim, vdim = module.embed_dim, module.kdim, module.vdim
         if kdim != vdim:
             raise ValueError(
-                f"keys of width {kdim} and values of width {vdim} come from two contexts; here there is one"
+                f"from_torch: keys of width {kdim} and values of width {vdim} need two contexts; here there is one"
             )
         has_bias = module.in_proj_bias is not None
         ours = cls(width, module.num_heads, context_width=kdim, bias=has_bias, dropout=module.dropout)
         if module._qkv_same_embed_dim:
-            parts: Any = module.in_proj_weight.chunk(3)
+            projections: Any = module.in_proj_weight.chunk(3)
         else:
-            parts = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+            projections = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
         biases = module.in_proj_bias.chunk(3) if has_bias else (None,) * 3
         with torch.no_grad():
-            for linear, weight, bias in zip((ours.query, ours.key, ours.value), parts, biases, strict=True):
+            for linear, weight, bias in zip((ours.query, ours.key, ours.value), projections, biases, strict=True):
                 linear.weight.copy_(weight)
                 if bias is not None:
                     linear.bias.copy_(bias)
@@ -165,14 +166,14 @@ class MultiHeadAttention(nn.Module):
         return ours.to(module.out_proj.weight).train(module.training)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """As ``nn.MultiheadAttention(batch_first=True)``, where that can express it."""
+        """Convert to ``nn.MultiheadAttention(batch_first=True)``; raises ``ValueError`` if it has no counterpart."""
         width, head_width = self.out.out_features, self.query.out_features // self.heads
         plain = self.kv_heads == self.heads and head_width * self.heads == width == self.value.out_features
         plain = plain and self.scale == head_width**-0.5 and (self.query.bias is None) == (self.out.bias is None)
         if not plain or self.query_norm is not None or type(self.positions) is not Positions:
             raise ValueError(
-                "nn.MultiheadAttention has no grouped heads, other widths, norms of q and k, positions, other scale, "
-                "or bias in some projections only"
+                "to_torch: nn.MultiheadAttention has no grouped heads, other widths, norms of q and k, positions, "
+                "other scale, or bias in some projections only"
             )
         kdim = self.key.in_features
         has_bias = self.query.bias is not None
@@ -193,5 +194,5 @@ class MultiHeadAttention(nn.Module):
         return theirs.to(self.out.weight).train(self.training)
 
 
-def _normed(x: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
+def _apply_norm(x: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
     return x if norm is None else norm(x)

@@ -1,4 +1,4 @@
-"""A block: attention and feed-forward around a residual stream."""
+"""A block of a transformer: attention and feed-forward, each with a residual connection."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ ORDERS = ("pre", "post", "parallel")
 
 
 class Block(nn.Module):
-    """Attention, attention to a context where there is ``cross``, and feed-forward, each added to its input.
+    """Self-attention, optional cross-attention and feed-forward, each added to its input.
 
     Args:
-        attention: of the tokens among themselves.
-        feed_forward: of each token alone.
-        cross: attention to a context (the decoder of an encoder-decoder).
-        norm: makes a norm for a width, such as ``nn.LayerNorm`` or ``nn.RMSNorm``.
+        attention: self-attention.
+        feed_forward: the feed-forward layer.
+        cross: cross-attention to a context, in the decoder of an encoder-decoder.
+        norm: returns a norm for a width, such as ``nn.LayerNorm`` or ``nn.RMSNorm``.
         order: ``"pre"``: ``x + f(norm(x))``; ``"post"``: ``norm(x + f(x))``, the original one; ``"parallel"``:
             ``x + attention(norm(x)) + feed_forward(norm(x))``.
-        dropout: of what is added, in training.
+        dropout: of the output of each layer before it is added, in training.
 
     >>> import torch
     >>> block = Block(MultiHeadAttention(32, 4), FeedForward(32, 128), norm=nn.RMSNorm)
@@ -47,7 +47,7 @@ class Block(nn.Module):
         if order not in ORDERS:
             raise ValueError(f"order = {order!r}; there are {', '.join(ORDERS)}")
         if order == "parallel" and cross is not None:
-            raise ValueError("a parallel block has no cross-attention")
+            raise ValueError("order = 'parallel' has no cross-attention; leave out cross, or use 'pre' or 'post'")
         width = attention.out.out_features
         self.order = order
         self.attention, self.attention_norm = attention, norm(width)
@@ -78,7 +78,7 @@ class Block(nn.Module):
         x = self._add(x, attend, self.attention_norm)
         if self.cross is not None:
             if context is None:
-                raise ValueError("this block attends to a context, and none is given")
+                raise ValueError("this block has cross-attention and needs a context; give block(x, context)")
             cross, norm = self.cross, self.cross_norm
             assert norm is not None
             x = self._add(x, lambda x: cross(x, context, mask=context_mask, cache=cache), norm)

@@ -1,9 +1,9 @@
-"""Keys and values that are kept from one step of generation to the next.
+"""Caches: keys and values that are kept from one step of generation to the next.
 
-A cache has a slot for each layer. Before ``n`` new tokens, ``cache.begin(n)`` makes room and says how many keys there
-will be; ``slot.extend(k, v)`` takes their keys and values and returns all that the new queries may look at. Queries are
-aligned with the last keys, as everywhere, so that masks and biases need nothing special; ``cache.mask(n)`` says what
-is not to be seen.
+A cache has a slot for each layer. Before ``n`` new tokens, ``cache.begin(n)`` makes room and returns how many keys
+there will be; ``slot.extend(k, v)`` appends their keys and values and returns all that the new queries may attend to.
+Queries are aligned with the last keys, as everywhere, so that masks and biases need nothing special; ``cache.mask(n)``
+masks padding and dropped keys.
 
 Caches are for inference: what they keep has no gradient.
 """
@@ -18,33 +18,33 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from limelight.backends.native import Bytes
+from limelight.backends import Int8Rows
+from limelight.core.checks import check_count
 from limelight.core.masks import First, Mask, Padding, Window
-from limelight.core.problem import check_count
 
 _BUFFERS = ("k", "v", "k_scale", "v_scale")
 
 
 class Slot:
-    """Keys and values of one layer, in buffers that double when they are full, or never grow."""
+    """Keys and values of one layer, in buffers that double when they are full, or have a fixed capacity."""
 
-    wants_weights = False  # whether ``saw`` is to be called with the attention of every step
+    wants_weights = False  # whether ``add_received`` is called with the attention of every step
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity
         self.length = 0  # tokens in the buffers
-        self.count = 0  # tokens so far
+        self.count = 0  # tokens so far, with those that were dropped
         self.buffers: dict[str, Tensor] = {}  # k and v, (B, Hkv, room, width)
-        self.context: tuple[Tensor, Tensor] | None = None  # of what a decoder looks at beside itself
+        self.context: tuple[Tensor, Tensor] | None = None  # keys and values of cross-attention
 
     def begin(self, n: int) -> int:
-        """Makes room for ``n`` new tokens; returns how many keys there will be."""
+        """Make room for ``n`` new tokens and return how many keys there will be."""
         return self.length + n
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Any, Any]:
-        """Keeps the keys and values of new tokens ``(B, Hkv, n, width)``, and returns those of all."""
-        seen = self._append(k=k.detach(), v=v.detach())
-        return seen["k"], seen["v"]
+        """Append the keys and values of new tokens, ``(B, Hkv, n, width)``, and return all keys and values."""
+        kept = self._append(k=k.detach(), v=v.detach())
+        return kept["k"], kept["v"]
 
     def _append(self, **new: Tensor) -> dict[str, Tensor]:
         n = next(iter(new.values())).shape[2]
@@ -56,17 +56,17 @@ class Slot:
         self.length = end
         return {name: buffer[:, :, :end] for name, buffer in self.buffers.items()}
 
-    def saw(self, received: Tensor) -> None:
-        """Hears how much attention each of its keys received, ``(B, H, M)``."""
+    def add_received(self, received: Tensor) -> None:
+        """Take in how much attention each key received in a step, ``(B, H, M)``."""
 
     def truncate(self, length: int) -> None:
-        """Forgets all but the first tokens."""
+        """Drop all but the first ``length`` tokens."""
         self.count = self.length = length
         if not length:
             self.context = None
 
     def select(self, index: Tensor) -> None:
-        """Keeps these batch elements, in this order."""
+        """Keep these batch elements, in this order."""
         self.buffers = {name: buffer.index_select(0, index) for name, buffer in self.buffers.items()}
         if self.context is not None:
             k, v = self.context
@@ -75,7 +75,7 @@ class Slot:
     def _room(self, buffer: Tensor | None, new: Tensor, end: int) -> Tensor:
         B, H, _, width = new.shape
         if buffer is not None and buffer.shape[0] != B:
-            raise ValueError(f"the cache holds {buffer.shape[0]} sequences and is given {B}; begin with an empty one")
+            raise ValueError(f"the cache holds {buffer.shape[0]} sequences and receives {B}; begin with an empty cache")
         if buffer is not None and end <= buffer.shape[2]:
             return buffer
         if self.capacity is not None and end > self.capacity:
@@ -87,14 +87,14 @@ class Slot:
         return larger
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that it holds."""
+        """Return everything that the slot holds, by name."""
         held = {name: buffer[:, :, : self.length].contiguous() for name, buffer in self.buffers.items()}
         if self.context is not None:
             held |= {f"context.{name}": x.contiguous() for name, x in zip("kv", self.context, strict=True)}
         return {**held, "count": torch.tensor([self.length, self.count])}
 
     def restore(self, held: dict[str, Tensor]) -> None:
-        """What ``tensors`` gave."""
+        """Restore what ``tensors`` returned."""
         self.length, self.count = (int(x) for x in held["count"])
         self.buffers = {name: held[name] for name in _BUFFERS if name in held}
         self.context = (held["context.k"], held["context.v"]) if "context.k" in held else None
@@ -104,8 +104,8 @@ class KVCache:
     """Keys and values of all layers of a model.
 
     Args:
-        capacity: how many tokens there is room for; without it the buffers grow, doubling, so that a token is copied
-            a constant number of times.
+        capacity: how many tokens there is room for; without it the buffers double when they are full, so that each
+            token is copied a constant number of times on average.
 
     >>> import torch
     >>> cache = KVCache()
@@ -116,21 +116,23 @@ class KVCache:
 
     """
 
-    _keeps_all = True  # so that padding can be told from what was dropped
+    _keeps_all = True  # drops no tokens, so that padding stays where it is
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity if capacity is None else check_count("KVCache", "capacity", capacity, 1)
         self.slots: list[Slot] = []
-        self.missing: Tensor | None = None  # (B,): how many tokens of padding come first
+        self.missing: Tensor | None = None  # (B,): tokens of padding before each sequence
 
     def expect(self, lengths: Tensor | None) -> None:
-        """Says how many tokens of a first batch are real, ``(B,)``, where padding comes before them."""
+        """Announce the lengths ``(B,)`` of the sequences of the first batch, which have padding before them."""
         if lengths is not None and not self._keeps_all:
-            raise ValueError(f"{type(self).__name__}: sequences of different lengths need a KVCache")
+            raise ValueError(
+                f"{type(self).__name__}: sequences of different lengths need a KVCache, which drops nothing"
+            )
         if lengths is None and self.count:
-            return  # what comes next follows what is there
+            return  # new tokens follow those that the cache holds
         if lengths is not None and self.count:
-            raise ValueError("a cache that holds tokens takes no batch of different lengths; begin with an empty one")
+            raise ValueError("a cache that holds tokens takes no batch of different lengths; begin with an empty cache")
         self.missing = None if lengths is None else int(lengths.max()) - lengths
 
     def __getitem__(self, layer: int) -> Slot:
@@ -142,52 +144,52 @@ class KVCache:
         return Slot(self.capacity)
 
     def _kind(self) -> str:
-        """What must be the same where a cache is restored."""
+        """Return the class and its sizes, which must match when a saved cache is restored."""
         return type(self).__name__
 
     @property
     def count(self) -> int:
-        """Tokens so far, with padding."""
+        """The number of tokens so far, with padding."""
         return self.slots[0].count if self.slots else 0
 
     def begin(self, n: int) -> int:
-        """Makes room for ``n`` new tokens in every layer; returns how many keys there will be."""
+        """Make room for ``n`` new tokens in every layer and return how many keys there will be."""
         return max((slot.begin(n) for slot in self.slots), default=n)
 
     def first(self) -> int | Tensor:
-        """The position of the next token, for each batch element where they differ."""
+        """Return the position of the next token: a number, or ``(B,)`` where sequences have different lengths."""
         return self.count if self.missing is None else self.count - self.missing
 
     def mask(self, n: int) -> Mask | None:
-        """Which of the keys ``n`` new tokens may look at, beside that none comes after them; None where it is all."""
+        """Return the mask, besides causality, for ``n`` new tokens; None if they may attend to all keys."""
         return None if self.missing is None else Padding(self.count + n - self.missing, left=True)
 
     def reorder(self, index: Tensor) -> None:
-        """Keeps these batch elements, in this order: beam search, or sequences that are finished."""
+        """Keep these batch elements, in this order, as beam search needs."""
         for slot in self.slots:
             slot.select(index)
         if self.missing is not None:
             self.missing = self.missing[index]
 
     def truncate(self, count: int) -> None:
-        """Forgets all but the first tokens: speculation that failed."""
+        """Drop all but the first ``count`` tokens, as speculative decoding needs."""
         check_count("truncate", "count", count, 0, self.count)
         for slot in self.slots:
             slot.truncate(count)
 
     def save(self, file: str | Path) -> None:
-        """Everything, as safetensors."""
+        """Write the cache to a safetensors file."""
         held = {f"{n}.{name}": x for n, slot in enumerate(self.slots) for name, x in slot.tensors().items()}
         if self.missing is not None:
             held["missing"] = self.missing
         save_file(held, file, metadata={"kind": self._kind()})
 
     def restore(self, file: str | Path) -> None:
-        """What was saved by a cache of the same kind."""
+        """Read what a cache of the same kind has saved."""
         with safe_open(file, "pt") as found:
             kind = (found.metadata() or {}).get("kind")
         if kind != self._kind():
-            raise ValueError(f"{file} was saved by {kind or 'something else'}, and this is {self._kind()}")
+            raise ValueError(f"{file} was saved by {kind or 'something else'}, and this cache is {self._kind()}")
         held = load_file(file)
         self.missing = held.pop("missing", None)
         layers = 1 + max((int(name.split(".")[0]) for name in held), default=-1)
@@ -198,7 +200,7 @@ class KVCache:
 
 
 class WindowSlot(Slot):
-    """The first few tokens and the last ones; when the buffer is full, the last ones move to its beginning."""
+    """The first tokens and the last ``window``; when the buffer is full, the last ones move to its beginning."""
 
     def __init__(self, window: int, first: int) -> None:
         super().__init__()
@@ -210,23 +212,23 @@ class WindowSlot(Slot):
 
     def begin(self, n: int) -> int:
         if self.length + n > self._most:
-            self._forget()
+            self._drop_middle()
         return self.length + n
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Any, Any]:
         self.begin(k.shape[2])
         long = self.length + k.shape[2] > self._most
         self.capacity = None if long else self._most
-        seen = super().extend(k, v)
-        if long:  # such as a prompt, which sees more than what is kept of it
+        extended = super().extend(k, v)
+        if long:  # a prompt, which attends to more keys than are kept of it
             first, last = slice(0, self.sinks), slice(self.length - self.window, self.length)
-            kept = (torch.cat([x[:, :, first], x[:, :, last]], 2) for x in seen)
+            kept = (torch.cat([x[:, :, first], x[:, :, last]], 2) for x in extended)
             self.buffers = dict(zip("kv", kept, strict=True))
             self.length = self.sinks + self.window
-        return seen
+        return extended
 
-    def _forget(self) -> None:
-        """Keeps the first tokens and the last ``window``."""
+    def _drop_middle(self) -> None:
+        """Keep the first tokens and the last ``window``."""
         if self.length <= self.sinks + self.window:
             return
         kept = self.sinks + self.window
@@ -235,14 +237,14 @@ class WindowSlot(Slot):
         self.length = kept
 
     def truncate(self, length: int) -> None:
-        raise ValueError("a window has forgotten what came before; only a KVCache can be truncated")
+        raise ValueError("a WindowCache has dropped earlier tokens; only a KVCache can be truncated")
 
 
 class WindowCache(KVCache):
     """The first ``first`` tokens and the last ``window``: constant memory, however long the stream.
 
-    It gives what ``Causal() & (Window(window - 1, 0) | First(first))`` gives without a cache. A bias by distance, or a
-    window of the model's own, counts the tokens that are kept, which are fewer between the first ones and the others.
+    The results are those of ``Causal() & (Window(window - 1, 0) | First(first))`` without a cache. A bias by
+    distance, or a window of the model itself, counts the tokens that are kept: dropped ones do not add to it.
     """
 
     _keeps_all = False
@@ -272,13 +274,13 @@ class HeavyHitterSlot(Slot):
         self.size, self.recent = size, recent
         self.received: Tensor | None = None  # (B, Hkv, length)
 
-    def saw(self, received: Tensor) -> None:
-        # Of all heads that share a key: (B, Hkv, M).
+    def add_received(self, received: Tensor) -> None:
+        # Summed over the query heads that share a key head: (B, Hkv, M).
         received = received.unflatten(1, (self.buffers["k"].shape[1], -1)).sum(2)
         if self.received is not None:
             received[..., : self.received.shape[-1]] += self.received
         self.received = received
-        # A few too many are allowed, so that not every step moves everything.
+        # Some more than ``size`` are allowed, so that not every step moves everything.
         if self.length <= self.size + self.size // 8:
             return
         old = received[..., : self.length - self.recent]
@@ -295,7 +297,7 @@ class HeavyHitterSlot(Slot):
         self.length = self.size
 
     def truncate(self, length: int) -> None:
-        raise ValueError("keys have been dropped; only a KVCache can be truncated")
+        raise ValueError("a HeavyHitterCache has dropped keys; only a KVCache can be truncated")
 
     def select(self, index: Tensor) -> None:
         super().select(index)
@@ -314,8 +316,8 @@ class HeavyHitterSlot(Slot):
 class HeavyHitterCache(KVCache):
     """About ``size`` keys of each head: those that received the most attention so far, and the last ``recent``.
 
-    What keys receive comes from ``Weights.received``, so that nothing n × n is made to find it out. A bias by distance
-    counts the keys that are kept.
+    The attention that keys receive comes from ``Weights.received``, which makes nothing of size n × n. A bias by
+    distance counts the keys that are kept.
     """
 
     _keeps_all = False
@@ -333,19 +335,28 @@ class HeavyHitterCache(KVCache):
 
 
 class ByteSlot(Slot):
-    """Keys and values as bytes, each row with a scale of its own."""
+    """Keys and values as 8-bit integers, each row with a scale."""
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Any, Any]:
-        of_k, of_v = Bytes.of(k.detach()), Bytes.of(v.detach())
-        seen = self._append(k=of_k.values, v=of_v.values, k_scale=of_k.scale, v_scale=of_v.scale)
-        return Bytes(seen["k"], seen["k_scale"]), Bytes(seen["v"], seen["v_scale"])
+        keys, values = Int8Rows.quantise(k.detach()), Int8Rows.quantise(v.detach())
+        kept = self._append(k=keys.values, v=values.values, k_scale=keys.scale, v_scale=values.scale)
+        return Int8Rows(kept["k"], kept["k_scale"]), Int8Rows(kept["v"], kept["v_scale"])
 
 
 class ByteCache(KVCache):
-    """A ``KVCache`` in a quarter of the memory: every key and value is kept as bytes and one scale.
+    """A ``KVCache`` in a quarter of the memory: keys and values as 8-bit integers, with one scale for each row.
 
-    The kernels read the bytes directly. A number is off by at most 1/254 of the largest in its row.
+    The kernels read the integers directly. A number is off by at most 1/254 of the largest in its row.
     """
 
     def _new_slot(self) -> Slot:
         return ByteSlot(self.capacity)
+
+
+def check_cache(where: str, cache: object) -> KVCache:
+    """Return ``cache`` if it is one; raise ``TypeError`` that names what it is otherwise."""
+    if isinstance(cache, KVCache):
+        return cache
+    if isinstance(cache, type) and issubclass(cache, KVCache):
+        raise TypeError(f"{where}: cache is the class {cache.__name__}; give an instance, such as {cache.__name__}(…)")
+    raise TypeError(f"{where}: cache must be a KVCache or one of its kinds, not {cache!r}")

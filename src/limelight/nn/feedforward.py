@@ -1,4 +1,4 @@
-"""The layer that works on each token alone."""
+"""The feed-forward layer, which works on each token alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from limelight.core.tracing import unusual
+from limelight.core.tracing import is_eager
 from limelight.nn.linear import Linear
 
 
@@ -38,15 +38,15 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape that ends in ``width``."""
+        """``(…, width)`` to ``(…, width)``."""
         hidden = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
         out: Tensor = self.down(self.dropout(hidden))
         return out
 
 
 def tanh_gelu(x: Tensor) -> Tensor:
-    """``x · sigmoid(2 √(2/π) (x + 0.044715 x³))``: GELU by a tanh, a few rows at a time while they lie in a cache."""
-    if unusual() or x.ndim < 2 or (torch.is_grad_enabled() and x.requires_grad):
+    """``x · sigmoid(2 √(2/π) (x + 0.044715 x³))``: GELU by a tanh, in blocks of rows that fit into the CPU's cache."""
+    if not is_eager() or x.ndim < 2 or (torch.is_grad_enabled() and x.requires_grad):
         return F.gelu(x, approximate="tanh")
     c = 2 * math.sqrt(2 / math.pi)
     x = x.contiguous()
@@ -57,7 +57,7 @@ def tanh_gelu(x: Tensor) -> Tensor:
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """An activation by the name that configurations use."""
+    """Return an activation by the name that configurations use."""
     known: dict[str, Callable[[Tensor], Tensor]] = {
         "relu": F.relu,
         "gelu": F.gelu,
@@ -68,6 +68,6 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
         "swish": F.silu,
         "tanh": torch.tanh,
     }
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ValueError(f"activation {name!r} is unknown; there are {', '.join(known)}")
     return known[name]

@@ -1,15 +1,15 @@
-"""A linear layer that is fast for one token."""
+"""A linear layer that is fast for a few tokens."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from limelight.backends.native import linear
+from limelight.backends import linear
 
 
 class Linear(nn.Linear):
-    """``x Wᵀ + b``. For a few tokens, as in generation, reading ``W`` is the whole cost; the kernels read it once."""
+    """``x Wᵀ + b``; for a few tokens, as in generation, a kernel that reads ``W`` once, which is the whole cost."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Any shape that ends in ``in_features``."""
+        """``(…, in_features)`` to ``(…, out_features)``."""
         return linear(input, self.weight, self.bias)

@@ -1,10 +1,10 @@
-"""Where tokens stand: the schemes that tell attention about order.
+"""Position schemes, which tell attention about the order of tokens.
 
 Without one, attention is permutation equivariant: shuffle the tokens, and the outputs shuffle with them. A scheme acts
 in one of three places, and is the identity in the others:
 
-- ``embed(x, first)``: added to the embeddings (``Sinusoidal``, ``Learned``);
-- ``place(q, k, …)``: turns queries and keys (``Rotary``), or returns a bias of the logits (``ALiBi``, ``T5``, ``XL``).
+- ``embed(x, first)``: adds to the embeddings (``Sinusoidal``, ``Learned``);
+- ``place(q, k, …)``: rotates queries and keys (``Rotary``), or returns a bias (``ALiBi``, ``T5``, ``XL``).
 
 ``first`` is the position of the first token, an integer or ``(B,)`` integers where the elements of a batch begin at
 different places.
@@ -23,30 +23,37 @@ from limelight.core.biases import Bias, DenseBias, Relative
 
 
 def steps_from(first: int | Tensor, n: int, device: torch.device) -> Tensor:
-    """Positions ``first, first + 1, …``, ``(n,)`` or ``(B, n)``; before the beginning there is only 0."""
+    """Return positions ``first, first + 1, …``, ``(n,)`` or ``(B, n)``; negative ones, of padding, become 0."""
     steps = torch.arange(n, device=device)
     return steps + first if isinstance(first, int) else (first[:, None] + steps).clamp(min=0)
 
 
 class Positions(nn.Module):
-    """Base of all schemes, and the scheme that says nothing."""
+    """Base class of all schemes, and the scheme that does nothing."""
 
     def embed(self, x: Tensor, first: int | Tensor = 0) -> Tensor:
-        """Embeddings ``(B, N, width)`` that know where they stand."""
+        """Return embeddings ``(B, N, width)`` with their positions added."""
         return x
 
     def place(
         self, q: Tensor, k: Tensor, first: int | Tensor = 0, *, keys: int, scale: float
     ) -> tuple[Tensor, Tensor, Bias | None]:
-        """Queries and keys ``(B, H, N, D)`` that do, and what is added to the logits.
+        """Return queries and keys ``(B, H, N, D)`` with their positions applied, and a bias of the logits.
 
-        ``keys`` is how many keys there are, with those of a cache, and ``scale`` what the scores are multiplied by.
+        ``keys`` is the number of keys, with those in a cache, and ``scale`` the factor of the scores.
         """
         return q, k, None
 
 
+def _check_positive(where: str, **values: float) -> None:
+    """Raise ``ValueError`` for a value that is not above 0."""
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{where}: {name} = {value} must be above 0")
+
+
 def sinusoids(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
-    """``sin(p / base^(2i/width))`` and, beside it, the cosine: ``(…, width)``.
+    """Return ``sin(p / base^(2i/width))`` and its cosine in alternating columns, ``(…, width)``.
 
     >>> sinusoids(torch.tensor([0, 1]), 4).round(decimals=4)
     tensor([[0.0000, 1.0000, 0.0000, 1.0000],
@@ -64,7 +71,7 @@ def _waves(positions: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:
 class Sinusoidal(Positions):
     """``x + sinusoids``, from "Attention is all you need".
 
-    ``halves`` puts all sines before all cosines, as Marian's checkpoints have them.
+    ``halves`` puts all sines before all cosines, as in Marian's checkpoints.
     """
 
     def __init__(self, base: float = 10000.0, halves: bool = False) -> None:
@@ -79,7 +86,7 @@ class Sinusoidal(Positions):
 
 
 class Learned(Positions):
-    """``x + table[position]``; ``offset`` rows of the table are skipped."""
+    """``x + table[position + offset]``, with a learned table for ``count`` positions."""
 
     def __init__(self, count: int, width: int, offset: int = 0) -> None:
         super().__init__()
@@ -90,29 +97,33 @@ class Learned(Positions):
         n, most = x.shape[-2], self.table.num_embeddings - self.offset
         last = (first if isinstance(first, int) else int(first.max())) + n
         if last > most:
-            raise ValueError(f"{last} positions, and there are learned ones for {most}; shorten the text")
+            raise ValueError(f"the text needs {last} positions, and the model has learned {most}; shorten the text")
         rows: Tensor = self.table(steps_from(first, n, x.device) + self.offset)
         return x + rows
 
 
 @dataclass(frozen=True)
 class Plain:
-    """Frequencies ``base^(-2i/width)`` as they are."""
+    """Rotary frequencies ``base^(-2i/width)`` without scaling."""
 
     def rates(self, rates: Tensor) -> Tensor:
+        """Return the frequencies that are used, from the unscaled ones."""
         return rates
 
     @property
     def size(self) -> float:
-        """What turned vectors are multiplied by."""
+        """Factor of the rotated vectors."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class Interpolated(Plain):
-    """Positions divided by ``factor``: linear interpolation."""
+    """Linear interpolation: positions divided by ``factor``."""
 
     factor: float
+
+    def __post_init__(self) -> None:
+        _check_positive("Interpolated", factor=self.factor)
 
     def rates(self, rates: Tensor) -> Tensor:
         return rates / self.factor
@@ -120,31 +131,41 @@ class Interpolated(Plain):
 
 @dataclass(frozen=True)
 class Llama3(Plain):
-    """LLaMA 3.1: long waves are divided by ``factor``, short ones kept, those between mixed smoothly."""
+    """LLaMA 3.1: low frequencies are divided by ``factor``, high ones kept, those between interpolated smoothly."""
 
     factor: float
     low: float
     high: float
-    trained: int  # positions
+    trained: int  # positions in training
+
+    def __post_init__(self) -> None:
+        _check_positive("Llama3", factor=self.factor, low=self.low, trained=self.trained)
+        if self.low >= self.high:
+            raise ValueError(f"Llama3: low = {self.low} must be below high = {self.high}")
 
     def rates(self, rates: Tensor) -> Tensor:
-        turns = self.trained * rates / (2 * math.pi)  # in all positions of the training
+        turns = self.trained * rates / (2 * math.pi)  # full turns over the positions in training
         share = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return (1 - share) * rates / self.factor + share * rates
 
 
 @dataclass(frozen=True)
 class Yarn(Plain):
-    """YaRN: a ramp over the dimensions from kept (``fast`` turns in the training) to interpolated (``slow``)."""
+    """YaRN: a ramp over the features from kept (``fast`` turns in training) to interpolated (``slow`` turns)."""
 
     factor: float
-    trained: int  # positions
+    trained: int  # positions in training
     base: float
     fast: float = 32.0
     slow: float = 1.0
     truncate: bool = True
     attention: float | None = None
-    sizes: tuple[float, float] | None = None  # DeepSeek's mscale and mscale_all_dim
+    sizes: tuple[float, float] | None = None  # mscale and mscale_all_dim of DeepSeek
+
+    def __post_init__(self) -> None:
+        _check_positive("Yarn", factor=self.factor, trained=self.trained, fast=self.fast, slow=self.slow)
+        if not self.base > 1:
+            raise ValueError(f"Yarn: base = {self.base} must be above 1")
 
     def rates(self, rates: Tensor) -> Tensor:
         width = 2 * len(rates)
@@ -169,13 +190,13 @@ class Yarn(Plain):
 
 
 class Rotary(Positions):
-    """Turns pairs of features of q and k by ``position · rate``, so that q · k knows only the distance.
+    """Rotates pairs of features of q and k by ``position · rate``, so that q · k depends on the distance only.
 
     Args:
-        width: how many features of a head are turned, from the first on; the others stay as they are.
+        width: how many features of a head are rotated, from the first on; the others stay as they are.
         base: the rates are ``base^(-2i/width)``.
-        interleaved: pairs are neighbours (GPT-J), not the two halves (LLaMA, GPT-NeoX).
-        scaling: how the rates change for longer texts, ``Interpolated``, ``Llama3`` or ``Yarn``.
+        interleaved: whether pairs are neighbouring features (GPT-J) instead of the two halves (LLaMA, GPT-NeoX).
+        scaling: changes the rates for longer texts: ``Interpolated``, ``Llama3`` or ``Yarn``.
 
     """
 
@@ -184,14 +205,15 @@ class Rotary(Positions):
     ) -> None:
         super().__init__()
         if width < 2 or width % 2:
-            raise ValueError(f"Rotary: width = {width}; features are turned in pairs, so give an even number")
+            raise ValueError(f"Rotary: width = {width} must be even and at least 2; features are rotated in pairs")
+        _check_positive("Rotary", base=base)
         self.width, self.interleaved = width, interleaved
         self.scaling = Plain() if scaling is None else scaling
         rates = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-        self.rates = self.scaling.rates(rates).float()  # no buffer: in half precision far positions would be lost
+        self.rates = self.scaling.rates(rates).float()  # not a buffer: model.half() would lose far positions
 
     def angles(self, first: int | Tensor, n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, ``(n, width / 2)`` or ``(B, 1, n, width / 2)``."""
+        """Return cosines and sines, ``(n, width / 2)`` or ``(B, 1, n, width / 2)``."""
         at = steps_from(first, n, device)
         angle = at[..., None].float() * self.rates.to(device)
         if angle.ndim == 3:
@@ -199,7 +221,7 @@ class Rotary(Positions):
         return (angle.cos() * self.scaling.size).to(dtype), (angle.sin() * self.scaling.size).to(dtype)
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """``(B, H, N, D)`` with its first features turned."""
+        """Return ``x (B, H, N, D)`` with its first features rotated."""
         turned, rest = x[..., : self.width], x[..., self.width :]
         if self.interleaved:
             a, b = turned[..., 0::2], turned[..., 1::2]
@@ -213,13 +235,16 @@ class Rotary(Positions):
         self, q: Tensor, k: Tensor, first: int | Tensor = 0, *, keys: int, scale: float
     ) -> tuple[Tensor, Tensor, Bias | None]:
         if q.shape[3] < self.width:
-            raise ValueError(f"Rotary turns {self.width} features, and heads have {q.shape[3]}")
+            raise ValueError(f"Rotary rotates {self.width} features, and heads have {q.shape[3]}")
         cos, sin = self.angles(first, q.shape[2], q.dtype, q.device)
         return self.turn(q, cos, sin), self.turn(k, cos, sin), None
 
 
-class ALiBi(Positions):
-    """``-slope · distance`` is added to the logits, with the published slopes for any number of heads."""
+class ALiBiPositions(Positions):
+    """The position scheme that adds the bias ``ALiBi``, ``-slope · distance``, to the logits.
+
+    Its public name is ``limelight.positions.ALiBi``; ``limelight.ALiBi`` is the bias itself.
+    """
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -231,15 +256,25 @@ class ALiBi(Positions):
         return q, k, self.bias
 
 
-class T5(Positions):
-    """A learned bias for each bucket of distances; one for all layers that share the module.
+ALiBi = ALiBiPositions
 
-    ``two_sided`` tells before from after; a decoder, which sees nothing after, uses all buckets for before.
+
+class T5(Positions):
+    """A learned bias for each bucket of distances; layers may share the module.
+
+    ``two_sided`` separates earlier from later keys; a decoder, which has no later keys, uses all buckets for earlier
+    ones.
     """
 
     def __init__(self, heads: int, buckets: int = 32, max_distance: int = 128, two_sided: bool = True) -> None:
         super().__init__()
-        self.table = nn.Embedding(buckets, heads)  # (buckets, heads)
+        exact = buckets // 4 if two_sided else buckets // 2  # buckets of a single distance on each side
+        if exact < 1 or max_distance <= exact:
+            raise ValueError(
+                f"T5: buckets = {buckets} and max_distance = {max_distance}: give at least {4 if two_sided else 2} "
+                f"buckets and a max_distance above {max(exact, 1)}"
+            )
+        self.table = nn.Embedding(buckets, heads)
         self.max_distance, self.two_sided = max_distance, two_sided
 
     def place(
@@ -252,7 +287,7 @@ class T5(Positions):
 class XL(Positions):
     """Transformer-XL: ``(q + u) · k + (q + v) · r(distance)``, with ``r`` a projection of sinusoids.
 
-    The second term is a matrix of the size of the weights; it is made whole, as a dense bias.
+    The second term is a dense bias: a matrix of the size of the weights.
     """
 
     def __init__(self, heads: int, head_width: int, width: int) -> None:
@@ -273,10 +308,10 @@ class XL(Positions):
 
 
 def shift(by_distance: Tensor, keys: int) -> Tensor:
-    """``(…, N, M + N - 1)`` by distance, from ``M - 1`` down, as ``(…, N, M)`` by key: exact, and a view.
+    """Return ``(…, N, M + N - 1)``, by distance from ``M - 1`` down, as ``(…, N, M)`` by key.
 
-    Query ``i`` stands at position ``M - N + i``, so its row begins ``N - 1 - i`` places in. Where the rows follow one
-    another, each begins one place less than a row after the one before.
+    Query ``i`` is at position ``M - N + i``, so its row begins at column ``N - 1 - i``. In memory, each row therefore
+    begins one row length minus one after the row before.
     """
     *lead, n, length = by_distance.shape
     if n < 2:

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from limelight.backends.native import linear
+from limelight.backends import linear
 from limelight.core.masks import Causal, Dense, Mask, Padding, Spans
-from limelight.core.tracing import transformed
+from limelight.core.tracing import is_traced
 from limelight.nn.block import Block
-from limelight.nn.cache import KVCache
+from limelight.nn.cache import KVCache, check_cache
 from limelight.nn.positions import XL, Positions
 
 
 class Embedding(nn.Module):
-    """Tokens to vectors: ``norm(scale · table[ids] + positions + segment)``."""
+    """``norm(scale · table[ids] + positions + segment)``: token ids to vectors."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, ids: Tensor, first: int | Tensor = 0, segments: Tensor | None = None) -> Tensor:
-        """``ids (B, N)``, the first of which stands at ``first``."""
+        """``ids (B, N)`` to ``(B, N, width)``; ``first`` is the position of the first token."""
         if ids.ndim != 2 or ids.is_floating_point():
             raise ValueError(f"give token ids (batch, length) of whole numbers, not {ids.dtype} {tuple(ids.shape)}")
         count = self.table.num_embeddings
@@ -58,7 +58,7 @@ class Embedding(nn.Module):
 
 
 def lowered(mask: Any, N: int, M: int) -> Mask | None:
-    """A mask in the form that every layer can use at once."""
+    """Return a mask as spans or a dense tensor, lowered once for all layers."""
     if mask is None:
         return None
     if not isinstance(mask, Mask):
@@ -71,23 +71,23 @@ def lowered(mask: Any, N: int, M: int) -> Mask | None:
 
 
 class Encoder(nn.Module):
-    """Blocks in which every token may attend to every other, and a norm at the end if there is one.
+    """Blocks in which every token may attend to every other, and an optional norm at the end.
 
-    What ``Padding`` says is no token is not computed where there are several sequences: the others are packed into one
-    row, in which each sequence sees itself alone. What stands in place of padding is of no meaning.
+    In a batch with ``Padding`` nothing is computed for padding: the sequences are packed into one row, in which each
+    attends to itself alone. The output at positions of padding has no meaning.
     """
 
     def __init__(self, blocks: Iterable[Block], norm: nn.Module | None = None) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm
-        # XL's bias is as large as the weights, of which a packed row has more.
+        # XL has a bias as large as the weights, and a packed row has more weights than the sequences apart.
         self._packs = not any(isinstance(module, XL) for module in self.modules())
 
     def forward(self, x: Tensor, *, mask: Mask | None = None) -> Tensor:
-        """``x (B, N, width)``."""
+        """``x (B, N, width)`` to the same shape."""
         B, N, _ = x.shape
-        if isinstance(mask, Padding) and not mask.left and self._packs and B > 1 and not transformed():
+        if isinstance(mask, Padding) and not mask.left and self._packs and B > 1 and not is_traced():
             return self._packed(x, mask.counts(B, N))
         return self._run(x, lowered(mask, N, N))
 
@@ -105,7 +105,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Blocks in which a token attends to itself and what came before, by ``mask`` (``Causal()`` unless given)."""
+    """Blocks in which a token attends to itself and earlier tokens: ``mask`` is ``Causal()`` unless given."""
 
     def __init__(self, blocks: Iterable[Block], norm: nn.Module | None = None, mask: Mask | None = None) -> None:
         super().__init__()
@@ -123,19 +123,19 @@ class Decoder(nn.Module):
         cache: KVCache | None = None,
         first: int | Tensor = 0,
     ) -> Tensor:
-        """``x (B, N, width)``: with a cache the new tokens only, the first of which stands at ``first``."""
+        """``x (B, N, width)`` to the same shape; with a cache, ``x`` holds new tokens, from position ``first`` on."""
         N = x.shape[1]
-        M = N if cache is None else cache.begin(N)
-        # One token that may look at all that came before needs no mask.
-        seen = None if N == 1 and type(self.mask) is Causal else self.mask
+        M = N if cache is None else check_cache("forward", cache).begin(N)
+        # One causal token may attend to all keys, so it needs no mask.
+        combined = None if N == 1 and type(self.mask) is Causal else self.mask
         for other in (mask, None if cache is None else cache.mask(N)):
-            seen = other if seen is None else seen if other is None else seen & other
-        seen = lowered(seen, N, M)
+            combined = other if combined is None else combined if other is None else combined & other
+        combined = lowered(combined, N, M)
         if context is not None:
             context_mask = lowered(context_mask, N, context.shape[1])
         for n, block in enumerate(self.blocks):
             slot = None if cache is None else cache[n]
-            x = block(x, context, mask=seen, context_mask=context_mask, cache=slot, first=first)
+            x = block(x, context, mask=combined, context_mask=context_mask, cache=slot, first=first)
         return x if self.norm is None else self.norm(x)
 
 
@@ -156,19 +156,19 @@ class LanguageModel(nn.Module):
         first: int | Tensor = 0,
         last: bool = False,
     ) -> Tensor:
-        """``ids (B, N)``; with a cache, the new ones.
+        """``ids (B, N)`` to logits ``(B, N, vocabulary)``; with a cache, ``ids`` holds the new tokens.
 
-        ``first`` is the position of the first of them, for each batch element where they differ (and before 0 there is
-        padding); a cache knows it itself. ``last`` asks for the last token's logits only.
+        ``first`` is the position of the first token, a number or ``(B,)``; tokens at negative positions are padding.
+        A cache knows it itself. ``last`` asks for the last token's logits only.
         """
         if cache is not None and isinstance(mask, Padding):
-            raise ValueError("with a cache, padding comes first: models.generate(…, mask=Padding(lengths)) arranges it")
-        first = first if cache is None else cache.first()
+            raise ValueError("a cache needs padding on the left; models.generate(…, mask=Padding(lengths)) arranges it")
+        first = first if cache is None else check_cache("forward", cache).first()
         x = self.embedding(ids, first, segments)
         if isinstance(self.stack, Decoder):
             x = self.stack(x, mask=mask, cache=cache, first=first)
         elif cache is not None:
-            raise ValueError("an encoder looks at all tokens at once and has no use for a cache")
+            raise ValueError("an encoder attends to all tokens at once and cannot use a cache")
         else:
             x = self.stack(x, mask=mask)
         return _logits(x, self.head, last)
@@ -180,7 +180,7 @@ def _logits(x: Tensor, head: Callable[[Tensor], Tensor] | None, last: bool) -> T
 
 
 class Seq2Seq(nn.Module):
-    """An encoder reads the source, a decoder writes the target and looks at what the encoder made of it."""
+    """An encoder of the source, and a decoder of the target with cross-attention to the encoder's output."""
 
     def __init__(
         self, source: Embedding, encoder: Encoder, target: Embedding, decoder: Decoder, head: nn.Module | None = None
@@ -188,10 +188,10 @@ class Seq2Seq(nn.Module):
         super().__init__()
         self.source, self.encoder = source, encoder
         self.target, self.decoder, self.head = target, decoder, head
-        self.never: tuple[int, ...] = ()  # tokens that are not to be generated
+        self.never: tuple[int, ...] = ()  # ids of tokens that are never generated
 
     def encode(self, ids: Tensor, *, mask: Mask | None = None) -> Tensor:
-        """What the decoder attends to, ``(B, M, width)``."""
+        """Return the encoder's output, ``(B, M, width)``, which the decoder attends to."""
         context: Tensor = self.encoder(self.source(ids), mask=mask)
         return context
 
@@ -205,8 +205,8 @@ class Seq2Seq(nn.Module):
         cache: KVCache | None = None,
         last: bool = False,
     ) -> Tensor:
-        """Logits for the target so far, or for its new tokens where there is a cache."""
-        first = 0 if cache is None else cache.first()
+        """Return the logits for the target so far, or for its new tokens if there is a cache."""
+        first = 0 if cache is None else check_cache("decode", cache).first()
         x = self.target(ids, first)
         x = self.decoder(x, context, mask=mask, context_mask=context_mask, cache=cache, first=first)
         return _logits(x, self.head, last)
@@ -214,12 +214,12 @@ class Seq2Seq(nn.Module):
     def forward(
         self, source: Tensor, target: Tensor, *, mask: Mask | None = None, target_mask: Mask | None = None
     ) -> Tensor:
-        """``source (B, M)`` and ``target (B, N)``; ``mask`` says which tokens of the source are real."""
+        """``source (B, M)`` and ``target (B, N)`` to logits ``(B, N, vocabulary)``; ``mask`` is that of the source."""
         return self.decode(target, self.encode(source, mask=mask), mask=target_mask, context_mask=mask)
 
 
 class TiedHead(nn.Module):
-    """``scale · x · tableᵀ (+ bias)``: logits from the embedding's own table."""
+    """``scale · x · tableᵀ (+ bias)``: logits from the embedding's table."""
 
     def __init__(self, table: nn.Embedding, *, bias: bool = False, scale: float = 1.0) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from limelight import models
 from limelight.core.masks import Padding
-from limelight.lens.calls import Record
+from limelight.lens.record import Record
 from limelight.lens.recorder import recording
 from limelight.nn import Seq2Seq
 from limelight.translate import vocabulary
@@ -55,14 +55,14 @@ class Sentence:
 
     @cached_property
     def record(self) -> Record:
-        """What every head attended to; row i of the decoder is what it looked at while it wrote token i."""
+        """The attention of every head; row i of the decoder holds the weights with which token i was written."""
         source, target = self._ids
         with torch.no_grad(), recording(self._model) as record:
             self._model(source, target[:, :-1])
         return record
 
     def read_by(self, model: Seq2Seq) -> Record:
-        """What the heads of another model with the same vocabulary attend to, with the same tokens on both sides."""
+        """Return the attention of another model with the same vocabulary to the same tokens on both sides."""
         return replace(self, _model=model).record
 
     @property
@@ -93,7 +93,7 @@ class Translation:
 
     @property
     def record(self) -> Record:
-        """What every head attended to; ``record.calls(name)`` has a ``Weights`` for each sentence."""
+        """The attention of every head; ``record.calls(name)`` has a ``Weights`` for each sentence."""
         record = Record()
         for sentence in self.sentences:
             for call in sentence.record.log:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from limelight.models.tokenizers import read_tokenizer as read
+
+__all__ = ["END", "PADDING", "UNKNOWN", "encode", "learn", "number", "read"]
 
 END, UNKNOWN, PADDING = "</s>", "<unk>", "<pad>"
 
@@ -47,14 +50,3 @@ def number(tokenizer: Tokenizer, token: str) -> int:
     if found is None:
         raise ValueError(f"the vocabulary has no {token}")
     return found
-
-
-def read(folder: Path) -> Tokenizer:
-    """The vocabulary in the folder of a model."""
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        raise FileNotFoundError(f"{folder} has no tokenizer.json")
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library has no other kind
-        raise ValueError(f"{file} is no vocabulary: {error}") from None

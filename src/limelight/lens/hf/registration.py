@@ -17,29 +17,28 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
-from transformers.modeling_utils import AttentionInterface
 
 from limelight.core.biases import Bias, DenseBias, Relative
 from limelight.core.masks import Causal, Dense, Mask, Padding
-from limelight.core.tracing import transformed
+from limelight.core.tracing import is_traced
 from limelight.functional import attention
-from limelight.lens.hf.masks import Visible, compressed, say_once, visible_mask
+from limelight.lens.hf.interfaces import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from limelight.lens.hf.masks import SpanMask, as_spans, span_mask, warn_once
+from limelight.lens.recorder import Recorder
 from limelight.models.checkpoint import ARCHITECTURES
 
 NAME = "limelight"
 
-# Who wants to see what a module attends to: it is given q, k, v, dropout and the options of ``weights``, and attends.
-Witness = Callable[[Tensor, Tensor, Tensor, float, dict[str, Any]], Tensor]
-witnesses: WeakKeyDictionary[nn.Module, Witness] = WeakKeyDictionary()
+# The recorder of every module that is being watched.
+recorders: WeakKeyDictionary[nn.Module, Recorder] = WeakKeyDictionary()
 
 
 def register() -> None:
-    """Makes ``attn_implementation="limelight"`` known to transformers."""
+    """Make ``attn_implementation="limelight"`` known to transformers."""
     AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, visible_mask)
+    AttentionMaskInterface.register(NAME, span_mask)
 
 
 def attend(
@@ -57,50 +56,72 @@ def attend(
     cache: Any = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What stands in transformers' registry of attention functions."""
+    """Compute attention for a module of transformers; the entry in its registry of attention functions."""
     if cache is not None:
         raise ValueError('attn_implementation="limelight" has no paged cache; use a dynamic or a static one')
     if others.get("output_attentions"):
-        say_once("limelight never makes the weights that output_attentions asks for; look at them with limelight.watch")
+        warn_once("limelight does not return the weights of output_attentions=True; record them with limelight.watch")
     N = query.shape[2]
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     causal = attention_mask is None and is_causal and N > 1
-    if isinstance(attention_mask, Visible) and attention_mask.shape[-1] != key.shape[2]:
-        attention_mask = attention_mask.numbers()  # a model with a cache of its own, whose mask broadcasts
-    keys = attention_mask.keys if isinstance(attention_mask, Visible) else N if causal else key.shape[2]
+    if isinstance(attention_mask, SpanMask) and attention_mask.shape[-1] != key.shape[2]:
+        attention_mask = attention_mask.dense()  # a model with a cache of its own, whose mask broadcasts
+    keys = attention_mask.keys if isinstance(attention_mask, SpanMask) else N if causal else key.shape[2]
     if keys < key.shape[2]:
         key, value = key[:, :, :keys], value[:, :, :keys]
-    shown, used, bias = _understood(attention_mask, query, key) if attention_mask is not None else (None, None, None)
-    if causal:
-        shown = used = Causal()
+    described: Mask | None = Causal() if causal else None  # as the record shows it
+    lowered: Mask | None = described  # as the kernels take it
+    bias: Bias | None = None
+    if attention_mask is not None:
+        described, lowered, bias = _convert_mask(attention_mask, query, key)
     if position_bias is not None:
-        added = _once(position_bias, partial(_positional, position_bias, keys))
+        added = _cached_on(position_bias, partial(_convert_bias, position_bias, keys))
         bias = added if bias is None else bias + added
-    options: dict[str, Any] = {"bias": bias, "scale": scaling, "softcap": softcap, "sink": s_aux}
-    witness = witnesses.get(module) if witnesses else None
-    if witness is None:
-        out = attention(query, key, value, mask=used, dropout=dropout, **options)
+    recorder = recorders.get(module) if recorders else None
+    if recorder is None:
+        out = attention(
+            query,
+            key,
+            value,
+            mask=lowered,
+            bias=bias,
+            scale=scaling,
+            softcap=softcap,
+            sink=s_aux,
+            dropout=dropout,
+        )
     else:
         if s_aux is not None and not torch.is_grad_enabled():
-            options["sink"] = s_aux.detach()  # a parameter, which would ask for gradients later
-        out = witness(query, key, value, dropout, {"mask": shown, **options})
+            s_aux = s_aux.detach()  # a parameter: the recorded weights would require gradients later
+        out = recorder.attend(
+            module,
+            query,
+            key,
+            value,
+            dropout=dropout,
+            mask=described,
+            bias=bias,
+            scale=scaling,
+            softcap=softcap,
+            sink=s_aux,
+        )
     return out.transpose(1, 2).contiguous(), None
 
 
-def _positional(given: Tensor, keys: int) -> Bias:
-    """A bias ``(1, heads, queries, keys)``: by distance alone where it is (T5's), so that nothing n × n is kept."""
-    given = given[..., :keys]
-    N, M = given.shape[-2:]
-    if transformed() or len(given) > 1 or N > M or not torch.equal(given[..., 1:, 1:], given[..., :-1, :-1]):
-        return DenseBias(given.contiguous())
-    before, after = given[0, :, -1], given[0, :, 0, M - N + 1 :]  # what the last query sees, and the first
+def _convert_bias(bias: Tensor, keys: int) -> Bias:
+    """Return ``Relative`` for a bias ``(1, heads, queries, keys)`` that depends on distance alone, else dense."""
+    bias = bias[..., :keys]
+    N, M = bias.shape[-2:]
+    if is_traced() or len(bias) > 1 or N > M or not torch.equal(bias[..., 1:, 1:], bias[..., :-1, :-1]):
+        return DenseBias(bias.contiguous())
+    before, after = bias[0, :, -1], bias[0, :, 0, M - N + 1 :]  # rows of the last query and of the first
     return Relative(torch.cat([before, after, before.new_zeros(len(before), M - N)], -1))
 
 
-def _once(x: Tensor, make: Callable[[], Any]) -> Any:
-    """What is made of a mask or bias that comes to every layer, made for the first."""
-    if transformed() or (x.requires_grad and x.is_leaf):
+def _cached_on(x: Tensor, make: Callable[[], Any]) -> Any:
+    """Return ``make()``, computed once for a mask or bias tensor that all layers receive."""
+    if is_traced() or (x.requires_grad and x.is_leaf):
         return make()
     known = getattr(x, "_limelight", None)
     if known is None or known[0] != x._version:
@@ -109,37 +130,39 @@ def _once(x: Tensor, make: Callable[[], Any]) -> Any:
     return known[1]
 
 
-def _understood(given: Tensor, q: Tensor, k: Tensor) -> tuple[Mask | None, Mask | None, Bias | None]:
-    """A mask as it is shown, as it is used, and what is added to the logits."""
-    if isinstance(given, Visible):
-        return given.mask, given.lowered, None
+def _convert_mask(mask: Tensor, q: Tensor, k: Tensor) -> tuple[Mask | None, Mask | None, Bias | None]:
+    """Return a mask as the record shows it, as the kernels take it, and the bias that a float mask contains."""
+    if isinstance(mask, SpanMask):
+        return mask.mask, mask.lowered, None
     N, M = q.shape[2], k.shape[2]
-    if given.ndim == 2:  # which keys are real
-        lengths = given.sum(1)
-        if not torch.equal(given != 0, torch.arange(M, device=given.device) < lengths[:, None]):
-            return _understood(given[:, None, None].expand(-1, 1, N, M) != 0, q, k)
+    if mask.ndim == 2:  # which keys are not padding
+        lengths = mask.sum(1)
+        if not torch.equal(mask != 0, torch.arange(M, device=mask.device) < lengths[:, None]):
+            return _convert_mask(mask[:, None, None].expand(-1, 1, N, M) != 0, q, k)
         return Padding(lengths), Padding(lengths), None
-    if given.ndim != 4:
+    if mask.ndim != 4:
         raise ValueError(
-            f"attention_mask has shape {tuple(given.shape)}; give (batch, keys) or (batch, heads, queries, keys)"
+            f"attention_mask has shape {tuple(mask.shape)}; give (batch, keys) or (batch, heads, queries, keys)"
         )
-    given = given[..., :M] if given.shape[-1] >= M else given.expand(-1, -1, -1, M)
-    if given.dtype != torch.bool:
-        allowed = given > torch.finfo(given.dtype).min / 2
+    mask = mask[..., :M] if mask.shape[-1] >= M else mask.expand(-1, -1, -1, M)
+    if mask.dtype != torch.bool:
+        allowed = mask > torch.finfo(mask.dtype).min / 2
         bias = None
-        if transformed() or given.requires_grad or bool((given.masked_fill(~allowed, 0.0) != 0).any()):
-            bias = DenseBias(given.masked_fill(~allowed, 0.0))
+        if is_traced() or mask.requires_grad or bool((mask.masked_fill(~allowed, 0.0) != 0).any()):
+            bias = DenseBias(mask.masked_fill(~allowed, 0.0))
         return Dense(allowed), Dense(allowed), bias
-    if transformed():
-        return Dense(given), Dense(given), None
-    shape = given.shape[0], given.shape[1], N, M
-    found = _once(given, lambda: compressed(given.expand(shape)))
-    return (found.mask, found.lowered, None) if isinstance(found, Visible) else (Dense(found), Dense(found), None)
+    if is_traced():
+        return Dense(mask), Dense(mask), None
+    shape = mask.shape[0], mask.shape[1], N, M
+    found = _cached_on(mask, lambda: as_spans(mask.expand(shape)))
+    if isinstance(found, SpanMask):
+        return found.mask, found.lowered, None
+    return Dense(found), Dense(found), None
 
 
 @contextmanager
-def in_place(model: nn.Module, implementation: str = NAME) -> Iterator[None]:
-    """The model with another implementation of attention, for a while."""
+def using_implementation(model: nn.Module, implementation: str = NAME) -> Iterator[None]:
+    """Switch a model to another implementation of attention inside a ``with`` block."""
     configs: dict[int, Any] = {
         id(m.config): m.config for m in model.modules() if hasattr(getattr(m, "config", None), "_attn_implementation")
     }
@@ -154,33 +177,33 @@ def in_place(model: nn.Module, implementation: str = NAME) -> Iterator[None]:
             config._attn_implementation_internal = name
 
 
-def on_its_own(model: nn.Module) -> PreTrainedModel | None:
-    """The part of a model that computes attention itself and does not ask transformers' registry, if there is one."""
+def part_with_own_attention(model: nn.Module) -> PreTrainedModel | None:
+    """Return a part of a model that computes attention itself instead of asking transformers' registry, or None."""
     parts = (m for m in model.modules() if isinstance(m, PreTrainedModel) and not m._can_set_attn_implementation())
     return next(parts, None)
 
 
-def refuse_others(model: nn.Module) -> None:
-    """An error where there is one."""
-    if (module := on_its_own(model)) is None:
+def refuse_own_attention(model: nn.Module) -> None:
+    """Raise ``ValueError`` for a model that computes attention itself."""
+    if (part := part_with_own_attention(model)) is None:
         return
-    kind, name = module.config.model_type, type(module).__name__
+    kind, name = part.config.model_type, type(part).__name__
     ours = f"limelight.models.load(folder) gives a {kind} model that can be watched, and "
     raise ValueError(
-        f"{name} computes attention itself and does not ask transformers' registry: "
+        f"{name} of transformers {transformers.__version__} computes attention itself and does not ask its registry: "
         f"{ours if kind in ARCHITECTURES else ''}watch(model, dense=True) reads its eager weights"
     )
 
 
 @contextmanager
-def witnessed(model: nn.Module, told: Callable[..., Tensor]) -> Iterator[None]:
-    """The modules of a model, whose calls are told, for a while."""
-    before = {module: witnesses[module] for module in model.modules() if module in witnesses}
+def recorded_by(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Send the attention calls of a model's modules to a recorder inside a ``with`` block."""
+    before = {module: recorders[module] for module in model.modules() if module in recorders}
     for module in model.modules():
-        witnesses[module] = partial(told, module)
+        recorders[module] = recorder
     try:
         yield
     finally:
         for module in model.modules():
-            witnesses.pop(module, None)
-        witnesses.update(before)
+            recorders.pop(module, None)
+        recorders.update(before)

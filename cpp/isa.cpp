@@ -1,0 +1,53 @@
+// Chooses the instruction set.
+#include <atomic>
+#include <cstdlib>
+#include <stdexcept>
+
+#include "kernels.h"
+
+namespace limelight {
+namespace {
+
+std::vector<const Kernels*> available() {
+    std::vector<const Kernels*> found{&baseline_kernels};
+#if defined(LIMELIGHT_X86)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&avx2_kernels);
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
+        found.push_back(&avx512_kernels);
+#endif
+    return found;
+}
+
+const Kernels* find(const std::string& name) {
+    std::string names;
+    for (const Kernels* k : available()) {
+        if (name == k->name) return k;
+        names += (names.empty() ? "" : ", ") + std::string(k->name);
+    }
+    throw std::invalid_argument("instruction set '" + name + "' is not available on this machine, which has " + names +
+                                " (set LIMELIGHT_ISA to one of them, or unset it)");
+}
+
+std::atomic<const Kernels*> chosen{nullptr};
+
+}  // namespace
+
+const Kernels& kernels() {
+    if (const Kernels* k = chosen.load()) return *k;
+    const char* forced = std::getenv("LIMELIGHT_ISA");
+    const Kernels* k = forced && *forced ? find(forced) : available().back();
+    chosen = k;
+    return *k;
+}
+
+std::vector<std::string> available_isas() {
+    std::vector<std::string> names;
+    for (const Kernels* k : available()) names.push_back(k->name);
+    return names;
+}
+
+void set_isa(const std::string& name) { chosen = find(name); }
+
+}  // namespace limelight

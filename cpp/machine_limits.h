@@ -1,0 +1,14 @@
+// The limits of the machine itself, which the kernels are held against.
+#pragma once
+
+#include <cstdint>
+
+namespace limelight {
+
+// Floating-point operations a second in multiply-adds (of doubles if `wide`).
+double peak_flops(int threads, bool wide);
+
+// Bytes a second, reading a buffer of so many bytes again and again: that of a cache where it fits into one.
+double read_bandwidth(int threads, int64_t bytes);
+
+}  // namespace limelight

@@ -1,0 +1,112 @@
+// How a problem is cut into tasks.
+//
+// A unit is a query head, or a key head with its whole group of query heads where those have few rows. The rows of a
+// unit are cut into tiles of up to three vectors, and with few tasks the keys are cut into chunks as well. The cut
+// depends on the problem alone, never on the number of threads, so neither do the results.
+#pragma once
+
+#include <algorithm>
+
+#include "rows.h"
+#include "thread_pool.h"
+
+namespace limelight::LIMELIGHT_ISA {
+
+struct Partition {
+    bool grouped;            // a unit is a key head with its whole group of query heads
+    int64_t group_size;      // query heads to a key head
+    int64_t units;           // a batch element has
+    int64_t query_begin;     // the first query of a head
+    int64_t queries;         // of a head
+    int64_t rows;            // a unit has
+    int64_t vectors;         // a unit has
+    int64_t tiles;           // a unit has, of three vectors
+    bool balanced;           // the last two tiles share four vectors, because one alone would remain
+    int64_t tiles_per_task;  // tiles that share what they convert of K and V
+    int64_t heads_abreast;   // heads that are computed side by side: 1, or all of them where they are compared
+    int64_t key_begin, key_end;
+    int64_t chunk;  // keys in one task
+    int64_t chunks;
+};
+
+// Some tiles of the rows of one unit against the keys [begin, end).
+struct Task {
+    int64_t batch, unit;
+    int64_t tile, tiles;  // the first of the unit's tiles, and how many
+    int64_t begin, end;   // keys
+    int64_t chunk;        // of keys
+};
+
+// There are at least as many tasks as this, where the keys are long enough, so that as many threads have work.
+constexpr int64_t kThreadsServed = 128;
+
+// Tiles that share one copy of a block of K and V.
+constexpr int64_t kTilesPerTask = 8;
+
+// So few rows are computed with features in the lanes (decode.h).
+template <class C> bool is_decode(const Partition& c) { return c.rows < kWidth<C>; }
+
+template <class C> void set_queries(Partition& c, int64_t begin, int64_t end) {
+    c.query_begin = begin;
+    c.queries = end - begin;
+    c.rows = c.grouped ? c.group_size * c.queries : c.queries;
+    c.vectors = ceil_div(c.rows, kWidth<C>);
+    c.tiles = ceil_div(c.vectors, 3);
+    c.balanced = c.tiles > 1 && c.vectors % 3 == 1;
+}
+
+// The first vector of a tile.
+inline int64_t tile_begin(const Partition& c, int64_t tile) {
+    return c.balanced && tile == c.tiles - 1 ? c.vectors - 2 : min(3 * tile, c.vectors);
+}
+
+// Cuts the keys into chunks of at least `shortest` until there are `enough` tasks.
+inline void split_keys(Partition& c, int64_t tasks, int64_t enough, int64_t shortest) {
+    const int64_t keys = c.key_end - c.key_begin;
+    c.chunks = max(1, min(ceil_div(enough, max(tasks, 1)), keys / shortest));
+    c.chunk = ceil_div(ceil_div(keys, c.chunks), kBlock) * kBlock;
+    c.chunks = max(1, ceil_div(keys, max(c.chunk, 1)));
+}
+
+template <class C> Partition partition(const Problem& p) {
+    Partition c;
+    c.group_size = p.Hq / p.Hkv;
+    c.grouped = c.group_size > 1 && p.N < kMaxLanes<C>;
+    c.units = c.grouped ? p.Hkv : p.Hq;
+    c.heads_abreast = 1;
+    c.key_begin = 0, c.key_end = p.M;
+    set_queries<C>(c, 0, p.N);
+    const bool decode = is_decode<C>(c);
+    c.tiles_per_task = !decode && (copied<C>(p.k, decode) || copied<C>(p.v, decode)) ? kTilesPerTask : 1;
+    // With few tasks, smaller ones keep all threads busy to the end.
+    if (p.B * c.units * ceil_div(c.tiles, c.tiles_per_task) < 128) c.tiles_per_task = ceil_div(c.tiles_per_task, 2);
+    split_keys(c, p.B * c.units * ceil_div(c.tiles, c.tiles_per_task), kThreadsServed, 512);
+    return c;
+}
+
+// The r-th row of a unit.
+inline Row row_of_unit(const Problem& p, const Partition& c, int64_t batch, int64_t unit, int64_t r) {
+    const int64_t member = r / max(c.queries, 1);
+    return row_at(p, batch, (c.grouped ? unit * c.group_size : unit) + member, c.query_begin + r - member * c.queries);
+}
+
+// f(task, its unit among all, scratch) for every task.
+template <class F> void for_each_task(const Problem& p, const Partition& c, int threads, size_t scratch_bytes, F&& f) {
+    const int64_t pieces = ceil_div(c.tiles, c.tiles_per_task);  // of a unit's rows
+    parallel(p.B * c.units * pieces * c.chunks, threads, scratch_bytes, [&](int64_t index, char* scratch) {
+        // Late rows first: under a causal mask they have the most keys.
+        const int64_t chunk = index % c.chunks, of_rows = index / c.chunks;
+        const int64_t piece = pieces - 1 - of_rows % pieces, unit = of_rows / pieces;
+        Task t;
+        t.batch = unit / c.units;
+        t.unit = unit % c.units;
+        t.tile = piece * c.tiles_per_task;
+        t.tiles = min(c.tiles_per_task, c.tiles - t.tile);
+        t.chunk = chunk;
+        t.begin = c.key_begin + chunk * c.chunk;
+        t.end = min(t.begin + c.chunk, c.key_end);
+        f(t, unit, scratch);
+    });
+}
+
+}  // namespace limelight::LIMELIGHT_ISA

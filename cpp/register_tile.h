@@ -1,0 +1,102 @@
+// The two products of attention, scores = K Qᵀ and sums += Vᵀ P, with queries in the vector lanes.
+//
+// Maximum, sum and exponential of a row are then lane-wise, and neither K nor V needs packing: their
+// numbers are broadcast from where they lie. A register tile of keys × NV vectors of queries keeps
+// every fused multiply-add unit busy.
+#pragma once
+
+#include "half.h"
+
+namespace limelight::LIMELIGHT_ISA {
+
+// Keys (or features) in a register tile beside NV vectors of queries and one broadcast number.
+template <int NV> constexpr int kTile =
+    (LIMELIGHT_REGISTERS - 1 - NV) / NV < 12 ? (LIMELIGHT_REGISTERS - 1 - NV) / NV : 12;
+
+// A bias −slope · |position − key| for every lane, added while the scores are still in registers:
+// `slope` is negative and in their units, `ahead` is position − key for the first key.
+template <class C> struct AlibiBias {
+    const C *slope, *distance;  // by lane; null for no bias
+
+    LIMELIGHT_INLINE Vec<C> at(int lane, int64_t key) const {
+        return load(slope + lane) * magnitude<C>(load(distance + lane) - C(key));
+    }
+};
+
+// K keys from the block's key `first` on.
+template <class C, int K, int NV>
+LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_t D, C* s, C* top,
+                                  AlibiBias<C> alibi_bias, int64_t first) {
+    constexpr int W = kWidth<C>;
+    Vec<C> acc[K][NV] = {};
+#pragma GCC unroll 4
+    for (int64_t d = 0; d < D; ++d) {
+        Vec<C> x[NV];
+#pragma GCC unroll 3
+        for (int b = 0; b < NV; ++b) x[b] = load(q + (d * NV + b) * W);
+#pragma GCC unroll 32
+        for (int a = 0; a < K; ++a)
+#pragma GCC unroll 3
+            for (int b = 0; b < NV; ++b) acc[a][b] += k[a * stride + d] * x[b];
+    }
+#pragma GCC unroll 3
+    for (int b = 0; b < NV; ++b) {
+        if (alibi_bias.slope)
+#pragma GCC unroll 32
+            for (int a = 0; a < K; ++a) acc[a][b] += alibi_bias.at(b * W, first + a);
+#pragma GCC unroll 32
+        for (int a = 0; a < K; ++a) store(s + (a * NV + b) * W, acc[a][b]);
+        if (top) {
+            Vec<C> t = load(top + b * W);
+#pragma GCC unroll 32
+            for (int a = 0; a < K; ++a) t = larger(acc[a][b], t);
+            store(top + b * W, t);
+        }
+    }
+}
+
+// o = decay · o + Σ p v. The block is summed apart first: a sum over all keys in one chain would lose digits.
+template <class C, int K, int NV>
+LIMELIGHT_INLINE void tile_values(const C* p, const C* v, int64_t stride, int64_t n, C* o, const C* decay) {
+    constexpr int W = kWidth<C>;
+    Vec<C> acc[K][NV] = {};
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < n; ++j) {
+        Vec<C> x[NV];
+#pragma GCC unroll 3
+        for (int b = 0; b < NV; ++b) x[b] = load(p + (j * NV + b) * W);
+#pragma GCC unroll 32
+        for (int a = 0; a < K; ++a)
+#pragma GCC unroll 3
+            for (int b = 0; b < NV; ++b) acc[a][b] += v[j * stride + a] * x[b];
+    }
+#pragma GCC unroll 32
+    for (int a = 0; a < K; ++a)
+#pragma GCC unroll 3
+        for (int b = 0; b < NV; ++b) {
+            C* to = o + (a * NV + b) * W;
+            store(to, load(to) * load(decay + b * W) + acc[a][b]);
+        }
+}
+
+// The scores of n keys, and their maximum joined to `top` unless that is null. Whole register tiles while
+// they last, then halves, so that no number outside is ever read.
+template <class C, int NV, int K = kTile<NV>>
+void all_scores(const C* q, const C* k, int64_t stride, int64_t D, int64_t n, C* s, C* top, AlibiBias<C> alibi_bias,
+                int64_t first = 0) {
+    constexpr int lanes = NV * kWidth<C>;
+    int64_t j = first;
+    for (; j + K <= n; j += K) tile_scores<C, K, NV>(q, k + j * stride, stride, D, s + j * lanes, top, alibi_bias, j);
+    if constexpr (K > 1)
+        if (j < n) all_scores<C, NV, (K + 1) / 2>(q, k, stride, D, n, s, top, alibi_bias, j);
+}
+
+template <class C, int NV, int K = kTile<NV>>
+void all_values(const C* p, const C* v, int64_t stride, int64_t n, int64_t Dv, C* o, const C* decay) {
+    int64_t d = 0;
+    for (; d + K <= Dv; d += K) tile_values<C, K, NV>(p, v + d, stride, n, o + d * NV * kWidth<C>, decay);
+    if constexpr (K > 1)
+        if (d < Dv) all_values<C, NV, (K + 1) / 2>(p, v + d, stride, n, Dv - d, o + d * NV * kWidth<C>, decay);
+}
+
+}  // namespace limelight::LIMELIGHT_ISA

@@ -1,0 +1,121 @@
+// pool: the mean or the maximum of the weights that each cell of a picture covers.
+// outputs: {cells (B, Hq, rows, cols)}, numbers: {rows, cols, 1 for the maximum}; the window is what the picture shows
+#pragma once
+
+#include "cells.h"
+#include "column_statistic.h"
+
+namespace limelight::LIMELIGHT_ISA {
+
+// Sums are made in double: a cell of a large matrix covers millions of weights.
+template <class C> class Pool : public ColumnStatistic<C> {
+public:
+    Pool(const Problem& p, const Request& request, const Partition& c, Arena& arena)
+        : p_(p),
+          c_(c),
+          out_(reinterpret_cast<C*>(request.outputs.at(0))),
+          rows_{c.queries, int64_t(request.numbers.at(0))},
+          cols_{c.key_end - c.key_begin, int64_t(request.numbers.at(1))},
+          maximum_(request.numbers.at(2) != 0),
+          width_(min(cols_.most_of(c.chunk), cols_.count)) {
+        const int64_t lanes = c.tiles_per_task * c.heads_abreast * kMaxLanes<C>;
+        up_ = arena.take<int32_t>(lanes);
+        down_ = arena.take<int32_t>(lanes);
+        left_ = arena.take<int32_t>(width_);
+        right_ = arena.take<int32_t>(width_);
+    }
+
+    size_t part_bytes() const override { return p_.Hq * rows_.count * width_ * sizeof(double); }
+
+    void start_task(const Task& t, char* part) override {
+        part_ = reinterpret_cast<double*>(part);
+        first_ = first_cell(t.chunk);
+        for (int64_t i = 0; i < width_ && first_ + i < cols_.count; ++i) {
+            left_[i] = int32_t(c_.key_begin + cols_.begin(first_ + i));
+            right_[i] = int32_t(c_.key_begin + cols_.end(first_ + i));
+        }
+    }
+
+    void start(const QueryTile<C>& x, int64_t, int64_t i) override {
+        for (int r = 0; r < x.row_count; ++r) {
+            up_[i * kMaxLanes<C> + r] = int32_t(rows_.first(x.rows[r].query - c_.query_begin));
+            down_[i * kMaxLanes<C> + r] = int32_t(rows_.last(x.rows[r].query - c_.query_begin));
+        }
+    }
+
+    void add(const WeightBlock<C>& w) override {
+        alignas(64) C sums[kMaxLanes<C>];
+        const Block<C>& b = w.block;
+        const int32_t *up = up_ + w.tile * kMaxLanes<C>, *down = down_ + w.tile * kMaxLanes<C>;
+        const int64_t last = cols_.last(b.first + b.n - 1 - c_.key_begin);
+        for (int64_t c = cols_.first(b.first - c_.key_begin); c <= last; ++c) {
+            const int64_t at = c - first_;
+            reduce_keys(b, max(left_[at] - b.first, 0), min(right_[at] - b.first, b.n), w.not_finite, sums);
+            for (int r = 0, next; r < b.row_count; r = next) {
+                const int64_t head = b.rows[r].head;
+                double x = sums[r];
+                next = r + 1;
+                if (up[r] == down[r])  // rows that lie in one cell alone go there together
+                    for (; next < b.row_count && up[next] == up[r] && down[next] == up[r] && b.rows[next].head == head;
+                         ++next)
+                        join_to(x, sums[next]);
+                for (int64_t row = up[r]; row <= down[r]; ++row)
+                    join_to(part_[(head * rows_.count + row) * width_ + at], x);
+            }
+        }
+    }
+
+    void join(int64_t batch, const char* parts) override {
+        const int64_t of_part = p_.Hq * rows_.count * width_;
+        for (int64_t line = 0; line < p_.Hq * rows_.count; ++line) {
+            C* to = out_ + (batch * p_.Hq * rows_.count + line) * cols_.count;
+            const int64_t row = line % rows_.count;
+            const double height = double(rows_.end(row) - rows_.begin(row));
+            for (int64_t c = 0; c < cols_.count; ++c) {
+                double total = 0;
+                for (int64_t i = 0; i < c_.chunks; ++i) {
+                    const int64_t at = c - first_cell(i);
+                    if (at >= 0 && c <= last_cell(i))
+                        join_to(total, reinterpret_cast<const double*>(parts)[i * of_part + line * width_ + at]);
+                }
+                to[c] = C(maximum_ ? total : total / (height * double(cols_.end(c) - cols_.begin(c))));
+            }
+        }
+    }
+
+private:
+    int64_t first_cell(int64_t chunk) const { return cols_.first(chunk * c_.chunk); }
+    int64_t last_cell(int64_t chunk) const { return cols_.last(min((chunk + 1) * c_.chunk, cols_.n) - 1); }
+
+    void join_to(double& cell, double x) const {
+        if (!maximum_) cell += x;
+        else if (x > cell || x != x) cell = x;
+    }
+
+    // Lane by lane the sum of keys [from, end) of the block, or the maximum.
+    void reduce_keys(const Block<C>& b, int64_t from, int64_t end, bool not_finite, C* to) const {
+        for (int r = 0; r < b.lanes; r += kWidth<C>) {
+            Vec<C> total{}, top{};
+            for (int64_t j = from; j < end; ++j) {
+                const Vec<C> weight = load(b.s + j * b.lanes + r);
+                if (maximum_) top = larger(weight, top);
+                if (!maximum_ || not_finite) total += weight;
+            }
+            store(to + r,
+                  maximum_ ? top + (not_finite ? total * C(0) : Vec<C>{}) : total);  // a maximum would lose a NaN
+        }
+    }
+
+    const Problem& p_;
+    const Partition& c_;
+    C* out_;
+    Cells rows_, cols_;
+    bool maximum_;
+    int64_t width_;           // cells of a part, along the keys
+    int32_t *up_, *down_;     // (tile, lane): the first and the last row of cells that a query is in
+    int32_t *left_, *right_;  // by cell of the part: its first key and the one after its last
+    double* part_ = nullptr;  // (head, row, width)
+    int64_t first_ = 0;       // cell of the part
+};
+
+}  // namespace limelight::LIMELIGHT_ISA

@@ -1,0 +1,169 @@
+#include "thread_pool.h"
+
+#include <pthread.h>
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace limelight {
+namespace {
+
+// Memory that a thread keeps from call to call; pages that were touched once stay warm.
+class Scratch {
+public:
+    char* at_least(size_t bytes) {
+        if (bytes > size_) {
+            memory_.reset();
+            size_ = 0;
+            memory_.reset(static_cast<char*>(::operator new(bytes, std::align_val_t(64))));
+            size_ = bytes;
+        }
+        return memory_.get();
+    }
+
+private:
+    struct Free {
+        void operator()(char* p) const { ::operator delete(p, std::align_val_t(64)); }
+    };
+    std::unique_ptr<char, Free> memory_;
+    size_t size_ = 0;
+};
+
+char* scratch(size_t bytes) {
+    thread_local Scratch own;
+    return own.at_least(bytes);
+}
+
+// Arithmetic as the standard has it, whatever flushing of subnormals a thread was set to: results must
+// not depend on which thread computes them.
+class StandardArithmetic {
+public:
+#if defined(__SSE2__)
+    StandardArithmetic() : before_(_mm_getcsr()) { _mm_setcsr(before_ & ~0x8040u); }
+    ~StandardArithmetic() { _mm_setcsr(before_); }
+
+private:
+    unsigned before_;
+#elif defined(__aarch64__)
+    StandardArithmetic() {
+        asm volatile("mrs %0, fpcr" : "=r"(before_));
+        asm volatile("msr fpcr, %0" : : "r"(before_ & ~(uint64_t(1) << 24)));
+    }
+    ~StandardArithmetic() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
+
+private:
+    uint64_t before_;
+#endif
+};
+
+struct Job {
+    Job(int64_t count, size_t scratch_bytes, const std::function<void(int64_t, char*)>* work)
+        : count(count),
+          scratch_bytes(scratch_bytes),
+          work(work) {}
+
+    int64_t count;
+    size_t scratch_bytes;
+    const std::function<void(int64_t, char*)>* work;
+    std::atomic<int64_t> next{0};
+    std::atomic<bool> failed{false};
+    std::exception_ptr error;
+
+    void run() noexcept {
+        const StandardArithmetic standard;
+        try {
+            char* memory = scratch(scratch_bytes);
+            for (int64_t i; !failed && (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) (*work)(i, memory);
+        } catch (...) {
+            if (!failed.exchange(true)) error = std::current_exception();
+        }
+    }
+};
+
+class Pool {
+public:
+    std::mutex busy;  // one job at a time; whoever finds it taken works alone
+
+    void run(Job& job, int helpers) {
+        grow(helpers);
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            job_ = &job;
+            wanted_ = helpers;
+            running_ = 0;
+        }
+        wake_.notify_all();
+        job.run();
+        std::unique_lock<std::mutex> lock(mutex_);
+        wanted_ = 0;  // helpers that did not wake in time are no longer needed
+        job_ = nullptr;
+        done_.wait(lock, [&] { return running_ == 0; });
+    }
+
+private:
+    void grow(int helpers) {
+        try {
+            for (; threads_ < helpers; ++threads_) std::thread([this] { serve(); }).detach();
+        } catch (const std::system_error&) {
+            // The system has no more threads to give; those that there are do the work.
+        }
+    }
+
+    void serve() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        for (;;) {
+            wake_.wait(lock, [&] { return wanted_ > 0; });
+            --wanted_;
+            ++running_;
+            Job* job = job_;
+            lock.unlock();
+            job->run();
+            lock.lock();
+            if (--running_ == 0) done_.notify_one();
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable wake_, done_;
+    Job* job_ = nullptr;
+    int wanted_ = 0, running_ = 0, threads_ = 0;
+};
+
+// The pool lives as long as the process: its threads may still sleep while statics are destroyed. A
+// forked child has none of its parent's threads, and its locks may be held, so it starts afresh.
+std::atomic<Pool*> the_pool{nullptr};
+[[maybe_unused]] const int forget_at_fork = pthread_atfork(nullptr, nullptr, [] { the_pool = nullptr; });
+
+Pool& pool() {
+    Pool* current = the_pool.load();
+    if (current) return *current;
+    Pool* fresh = new Pool;
+    if (the_pool.compare_exchange_strong(current, fresh)) return *fresh;
+    delete fresh;
+    return *current;
+}
+
+}  // namespace
+
+void parallel(int64_t count, int threads, size_t scratch_bytes, const std::function<void(int64_t, char*)>& work) {
+    Job job(count, scratch_bytes, &work);
+    const int helpers = static_cast<int>(std::min<int64_t>(threads, count)) - 1;
+    std::unique_lock<std::mutex> lock;
+    if (helpers > 0) lock = std::unique_lock<std::mutex>(pool().busy, std::try_to_lock);
+    if (lock.owns_lock()) pool().run(job, helpers);
+    else job.run();
+    if (job.error) std::rethrow_exception(job.error);
+}
+
+}  // namespace limelight

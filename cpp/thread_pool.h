@@ -1,0 +1,18 @@
+// A small pool of threads that sleep until there is work.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+namespace limelight {
+
+// Waking a thread costs more than a few microseconds of work saves: the multiplications that are worth it.
+constexpr double kWorthAThread = 1e6;
+
+// Calls work(i, scratch) once for every i in [0, count), each on some thread with `scratch_bytes` of
+// aligned memory of its own, and returns when all are done. The caller works too. An exception from
+// `work` or a failed allocation is rethrown here.
+void parallel(int64_t count, int threads, size_t scratch_bytes, const std::function<void(int64_t, char*)>& work);
+
+}  // namespace limelight

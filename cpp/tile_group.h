@@ -1,0 +1,159 @@
+// A group of query tiles that meet the blocks of keys together and share what is copied of them.
+#pragma once
+
+#include "partition.h"
+#include "query_tile.h"
+
+namespace limelight::LIMELIGHT_ISA {
+
+// Decoding goes back and forth between K and V, in short steps that keep both streams from memory alive,
+// or in longer ones where all of it lies in a cache.
+constexpr int64_t kDecodeBlock = 32, kDecodeStep = 8;
+
+inline bool in_cache(const Problem& p) {
+    return p.B * p.Hkv * p.M * int64_t(p.D * size_of(p.k.type) + p.Dv * size_of(p.v.type)) <= 1 << 20;
+}
+
+template <class C> struct TileGroup {
+    int64_t first_row, row_count;  // the first of the unit's rows; the rows of all tiles
+    int64_t count;                 // of tiles
+    QueryTile<C>* tiles;
+    Row* rows;
+    C* s;           // a block of scores; a panel for each tile where heads are computed side by side
+    int64_t panel;  // from one tile's scores to the next one's
+    C *k, *v;       // copies of a block
+    C* spare;       // for the logits
+    C* transposing;
+    C *q, *o, *m;  // of all tiles
+    LogitBound<C>* bounds;
+};
+
+template <class C> TileGroup<C> lay_out_group(const Problem& p, const Partition& c, Arena& arena) {
+    constexpr int lanes = kMaxLanes<C>;
+    const int64_t tiles = c.tiles_per_task * c.heads_abreast;
+    TileGroup<C> y;
+    y.tiles = arena.take<QueryTile<C>>(tiles);
+    y.rows = arena.take<Row>(tiles * lanes);
+    y.panel = c.heads_abreast > 1 ? kBlock * lanes : 0;
+    y.s = arena.take<C>(kBlock * lanes * c.heads_abreast);
+    y.k = arena.take<C>(kBlock * p.D);
+    y.v = arena.take<C>(kBlock * p.Dv);
+    y.spare = arena.take<C>(logits_scratch(p, lanes));
+    y.transposing = arena.take<C>(lanes * max(p.D, p.Dv) + 2 * lanes);
+    y.q = arena.take<C>(tiles * lanes * p.D);
+    y.o = arena.take<C>(tiles * lanes * p.Dv);
+    y.m = arena.take<C>(tiles * 2 * lanes);
+    y.bounds = p.key_norms ? arena.take<LogitBound<C>>(tiles * lanes) : nullptr;
+    return y;
+}
+
+template <class C> void load_queries(const Problem& p, int64_t batch, const QueryTile<C>& x, C* rows) {
+    if (x.decode) return gather(p.q, batch, x.rows, x.row_count, x.row_count, p.D, query_factor<C>(p), x.q, p.D);
+    gather(p.q, batch, x.rows, x.row_count, x.lanes(), p.D, query_factor<C>(p), rows, p.D);
+    transpose(rows, p.D, x.lanes(), p.D, x.q, x.lanes());
+}
+
+// Loads the queries of a task and empties their running sums.
+template <class C> void load_group(const Problem& p, const Partition& c, const Task& t, TileGroup<C>& y) {
+    constexpr int W = kWidth<C>, lanes = kMaxLanes<C>;
+    y.first_row = tile_begin(c, t.tile) * W;
+    const int64_t rows = min(tile_begin(c, t.tile + t.tiles) * W, c.rows) - y.first_row;  // of one head
+    y.row_count = rows * c.heads_abreast;
+    y.count = t.tiles * c.heads_abreast;
+    for (int64_t i = 0; i < y.count; ++i) {
+        const int64_t side = i / t.tiles, tile = t.tile + i % t.tiles;
+        const int64_t a = tile_begin(c, tile), b = tile_begin(c, tile + 1);
+        Row* row = y.rows + side * rows + a * W - y.first_row;
+        QueryTile<C>& x = y.tiles[i];
+        x.vectors = int(b - a);
+        x.row_count = int(min(b * W, c.rows) - a * W);
+        x.decode = is_decode<C>(c);
+        x.in_cache = in_cache(p);
+        for (int r = 0; r < x.row_count; ++r) row[r] = row_of_unit(p, c, t.batch, t.unit + side, a * W + r);
+        x.kv = row[0].head / c.group_size;
+        x.rows = row;
+        x.q = y.q + i * lanes * p.D;
+        x.o = y.o + i * lanes * p.Dv;
+        x.m = y.m + i * 2 * lanes;
+        x.l = x.m + x.lanes();
+        x.bounds = y.bounds ? y.bounds + i * lanes : nullptr;
+        for (int r = 0; y.bounds && r < x.row_count; ++r)
+            x.bounds[r] = logit_bound(p, t.batch, x.rows[r], y.transposing);
+        load_queries(p, t.batch, x, y.transposing);
+        std::memset(x.o, 0, (x.decode ? x.row_count : x.lanes()) * p.Dv * sizeof(C));
+        for (int r = 0; r < x.lanes(); ++r) x.m[r] = -kInf<C>, x.l[r] = 0;
+        if (x.decode) std::memset(y.s + i * y.panel, 0, min(kDecodeBlock, p.M) * W * sizeof(C));  // lanes without a row
+    }
+}
+
+// visit(i, tile, k, v, block, partial) for every block of the task's keys of which the i-th tile sees something, and
+// after(keys) once all tiles have met a block.
+template <class C, class Visit, class After>
+void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visit&& visit, After&& after) {
+    const bool decode = y.tiles[0].decode;
+    const bool copy_k = copied<C>(p.k, decode), copy_v = copied<C>(p.v, decode);
+    const int64_t step = !decode ? kBlock : y.tiles[0].in_cache ? kDecodeBlock : kDecodeStep;
+    for (Range run{t.begin, t.begin};;) {
+        run = next_run(y.rows, int(y.row_count), p.spans.count, run.end, t.end);
+        if (run.empty()) break;
+        for (int64_t j = run.begin; j < run.end; j += step) {
+            const Range block{j, min(j + step, run.end)};
+            const int64_t n = block.end - block.begin;
+            Operand k{}, v{};
+            int64_t loaded = -1;  // the head that k and v belong to
+            Range keys{0, 0};
+            for (int64_t i = 0; i < y.count; ++i) {
+                const QueryTile<C>& x = y.tiles[i];
+                const Visible seen = visible(x.rows, x.row_count, p.spans.count, block);
+                if (seen.keys.empty() ||
+                    have_no_weight(p, t.batch, x.kv, x.rows, x.row_count, x.bounds, x.m, seen.keys))
+                    continue;
+                if (x.kv != loaded) {
+                    loaded = x.kv;
+                    k = in_place(p.k, t.batch, loaded).from(j), v = in_place(p.v, t.batch, loaded).from(j);
+                    if (copy_k) k = copy(k, n, p.D, y.k);
+                    if (copy_v) v = copy(v, n, p.Dv, y.v);
+                }
+                keys = seen.keys;
+                const int64_t skip = keys.begin - j;
+                const Block<C> b{p,       x.rows,     x.row_count,           x.lanes(),
+                                 t.batch, keys.begin, keys.end - keys.begin, y.s + i * y.panel};
+                visit(i, x, k.from(skip), v.from(skip), b, seen.partial);
+            }
+            after(keys);
+        }
+    }
+}
+
+// The last step of a row: the sink joins the sum, and factor · o is the output.
+template <class C> struct RowResult {
+    bool empty;  // the row may attend to nothing
+    C factor;    // 1 / l, and dropout's 1 / (1 − rate)
+    C m, l;      // with the sink
+
+    C lse() const { return empty ? -kInf<C> : (m + std::log2(l)) / kLog2e<C>; }
+};
+
+template <class C> RowResult<C> finish_row(const Problem& p, int64_t head, C m, C l) {
+    if (l == C(0)) return {true, C(0), m, l};
+    C grown = 1;
+    if (p.sink) {
+        const C sink = reinterpret_cast<const C*>(p.sink)[head] * kLog2e<C> / C(p.temperature);
+        const C top = sink > m ? sink : m;
+        grown = std::exp2(m - top);
+        l = l * grown + std::exp2(sink - top);
+        m = top;
+    }
+    return {false, grown / l * C(1 / (1 - p.dropout)), m, l};
+}
+
+template <class C> void write_normalisers(const Problem& p, int64_t batch, const Row& row, const RowResult<C>& end) {
+    const int64_t all = p.B * p.Hq * p.N, at = (batch * p.Hq + row.head) * p.N + row.query;
+    if (p.lse) reinterpret_cast<C*>(p.lse)[at] = end.lse();
+    if (!p.normalisers) return;
+    C* to = reinterpret_cast<C*>(p.normalisers) + at;
+    to[0] = end.empty ? C(0) : end.m;
+    to[all] = end.empty ? C(0) : std::log2(end.l);
+}
+
+}  // namespace limelight::LIMELIGHT_ISA

@@ -1,0 +1,126 @@
+"""The one place that decides how a call is computed.
+
+Two questions are answered here. Which backend: ``native`` (the kernels) or ``portable`` (blocks of plain torch). And,
+for the kernels: directly, or through autograd and the operators that ``torch.compile`` and ``torch.func`` see.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from limelight.backends import autograd, blocks, native
+from limelight.backends.int8 import Int8Rows
+from limelight.backends.native import Normalisers
+from limelight.backends.statistic import Statistic
+from limelight.core.checks import SlowPathWarning
+from limelight.core.dropout import new_seed
+from limelight.core.problem import AttentionSpec, Problem
+from limelight.core.tracing import has_subclass, in_forward_mode, is_traced
+
+_grad_enabled = torch.is_grad_enabled
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The backend of a call, and the reason for it."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+_NATIVE = Backend("native", "float tensors on the CPU")
+
+
+def choose(p: Problem) -> Backend:
+    """Choose the backend that computes a problem."""
+    if not p.on_cpu:
+        return Backend("portable", f"the tensors are on {p.q.device}, the kernels run on the CPU")
+    if in_forward_mode():
+        return Backend("portable", "a forward-mode derivative may be asked for, which the kernels do not compute")
+    return _NATIVE
+
+
+def attention(p: Problem, v: Tensor, dropout: float = 0.0, backend: str | None = None) -> Tensor:
+    """Compute the output ``(B, H, N, Dv)``."""
+    if backend is None and not dropout and choose(p) is _NATIVE and not _is_recorded(p, v):
+        return native.attention(p, v)
+    return _attention_and_lse(p, v, dropout, backend)[0]
+
+
+def attention_with_normalisers(p: Problem, v: Tensor) -> tuple[Tensor, Normalisers | None]:
+    """Compute the output, and the normalisers of each row where the kernels find them on the way."""
+    if choose(p) is not _NATIVE or _is_recorded(p, v):
+        return _attention_and_lse(p, v, 0.0, None)[0], None
+    return native.forward(p.q, p.k, v, p.lower(), p.sizes, want_normalisers=True)
+
+
+def logsumexp(p: Problem) -> Tensor:
+    """Compute the log-sum-exp of each row, ``(B, H, N)``, differentiably."""
+    return _attention_and_lse(p, p.k[..., :0], 0.0, None)[1]
+
+
+def attention_int8(q: Tensor, k: Int8Rows, v: Int8Rows, spec: AttentionSpec) -> Tensor:
+    """Compute attention to keys and values of an 8-bit cache, which the kernels read as they are."""
+    # Everything is checked on keys that have the shape of these and no memory.
+    shaped = q.new_zeros(1).expand(k.values.shape)
+    p = Problem(q, shaped, spec)
+    if choose(p) is not _NATIVE or is_traced() or 0 in p.sizes:
+        p = Problem(q, k.dequantise(q.dtype), spec)
+        return attention(p, p.check_values(v.dequantise(q.dtype)))
+    return native.forward_int8(p.q, k, v, p.lower(), p.sizes)
+
+
+def statistics(
+    p: Problem, asked: Sequence[Statistic], known: Normalisers | None
+) -> tuple[list[Any], Normalisers | None]:
+    """Compute statistics of the weights, and the normalisers of each row where the kernels find them on the way."""
+    operands = [x.operand for x in asked if x.operand is not None]
+    needs_grad = _grad_enabled() and (p.requires_grad or any(x.requires_grad for x in operands))
+    if not runs_natively(p) or has_subclass(*operands):
+        return blocks.statistics(p, asked, needs_grad), None
+    if needs_grad:
+        return autograd.statistics(p, asked, known)
+    return native.statistics(p.q, p.k, p.lower(), p.sizes, asked, known)
+
+
+def runs_natively(p: Problem) -> bool:
+    """Return True if the kernels compute the statistics of a problem."""
+    return not (is_traced() or has_subclass(p.q, p.k) or 0 in p.sizes) and choose(p) is _NATIVE
+
+
+def _is_recorded(p: Problem, v: Tensor) -> bool:
+    """Return True if autograd, a transformation or a tensor subclass has to know of the call."""
+    if _grad_enabled() and (v.requires_grad or p.requires_grad):
+        return True
+    plain = p.q.__class__ is p.k.__class__ is v.__class__ is Tensor
+    return is_traced() or not (plain or not has_subclass(p.q, p.k, v))
+
+
+def _attention_and_lse(p: Problem, v: Tensor, dropout: float, backend: str | None) -> tuple[Tensor, Tensor]:
+    name = _name_of_backend(p, backend)
+    lowered = p.lower(dropout, new_seed()) if dropout else p.lower()
+    if name == "portable":
+        return blocks.forward(p, v, lowered)
+    if _is_recorded(p, v):
+        return autograd.attention(p.q, p.k, v, lowered)
+    return native.forward_with_lse(p.q, p.k, v, lowered, p.sizes)
+
+
+def _name_of_backend(p: Problem, forced: str | None) -> str:
+    if forced not in (None, "native", "portable"):
+        raise ValueError(f"backend = {forced!r}; there are 'native' and 'portable'")
+    chosen = choose(p)
+    if forced == "native" and chosen is not _NATIVE:
+        raise ValueError(f"backend='native' cannot compute this: {chosen.reason}; use backend='portable'")
+    if forced is None and chosen is not _NATIVE and p.on_cpu:
+        warnings.warn(f"limelight computes this in plain torch: {chosen.reason}", SlowPathWarning, stacklevel=5)
+    return forced or chosen.name

@@ -1,0 +1,94 @@
+"""The interface between a statistic of the weights and the backends that compute it.
+
+A statistic is one class (in ``limelight.matrix.statistics``) that states the same thing twice. For plain torch:
+``of_block`` computes its part for a block of rows, and ``join`` puts the parts of all blocks together. For the kernels:
+the name of its kernel (in ``cpp/statistics``), the tensors that the kernel writes, and the result that is made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from limelight.core.masks import Mask
+from limelight.core.problem import Sizes
+
+
+@dataclass(frozen=True)
+class WeightsBlock:
+    """The weights of queries ``i`` for keys ``j``, ``(B, H, len(i), len(j))``, of a matrix with N queries and M keys.
+
+    The keys are consecutive; keys that are left out have no weight.
+    """
+
+    weights: Tensor
+    i: Tensor
+    j: Tensor
+    N: int
+    M: int
+
+    def for_all_keys(self, x: Tensor) -> Tensor:
+        """Extend values by key ``(…, len(j))`` to ``(…, M)``, with zeros elsewhere."""
+        first = int(self.j[0]) if len(self.j) else 0
+        return pad(x, (first, self.M - first - len(self.j)))
+
+
+@dataclass(frozen=True)
+class Window:
+    """The queries and keys that a column statistic looks at, as half-open ranges."""
+
+    query_begin: int
+    query_end: int
+    key_begin: int
+    key_end: int
+
+
+class Statistic:
+    """Base of all statistics; by default one number for each row, ``(B, H, N)``."""
+
+    kernel: ClassVar[str]  # its name in cpp/statistics
+    mask: Mask | None = None  # a mask that the kernel takes
+    operand: Tensor | None = None  # a tensor (B, H, N, width) that the kernel takes, to which a gradient may flow
+    window: Window | None = None  # None for the whole matrix
+
+    def of_block(self, block: WeightsBlock) -> Tensor:
+        """Compute the part of one block of rows."""
+        raise NotImplementedError
+
+    def join(self, parts: Sequence[Tensor]) -> Any:
+        """Put the parts of all blocks together; by default those of rows, one after the other."""
+        return torch.cat(list(parts), 2)
+
+    def outputs(self, sizes: Sizes, dtype: torch.dtype) -> list[Tensor]:
+        """Allocate what the kernel writes, zero at first."""
+        return [torch.zeros(sizes.B, sizes.Hq, sizes.N, dtype=dtype)]
+
+    def numbers(self) -> list[float]:
+        """The numbers that the kernel takes."""
+        return []
+
+    def result(self, outputs: list[Tensor], sizes: Sizes) -> Any:
+        """Make the result of what the kernel wrote."""
+        return outputs[0]
+
+    def flatten(self, result: Any) -> list[Tensor]:
+        """The tensors of a result, for autograd."""
+        return [result]
+
+    def unflatten(self, tensors: list[Tensor]) -> Any:
+        """Take the tensors of a result from the front of a list, and make the result of them again."""
+        return tensors.pop(0)
+
+    def with_operand(self, operand: Tensor) -> Statistic:
+        """The same statistic of another tensor."""
+        raise NotImplementedError
+
+
+def sum_parts(parts: Sequence[Tensor]) -> Tensor:
+    """Join parts that each cover all keys."""
+    return torch.stack(list(parts)).sum(0)

@@ -1,0 +1,40 @@
+"""Masks: the keys that a query may attend to, as values that combine with ``&``, ``|`` and ``~``.
+
+True means attend. Query ``i`` of ``N`` stands at position ``M - N + i`` of ``M`` keys, so the last query is at the last
+key and a cache needs nothing special.
+
+>>> print(Causal() & Window(2))
+Causal() & Window(2), 9 queries × 9 keys
+■ · · · · · · · ·
+■ ■ · · · · · · ·
+■ ■ ■ · · · · · ·
+· ■ ■ ■ · · · · ·
+· · ■ ■ ■ · · · ·
+· · · ■ ■ ■ · · ·
+· · · · ■ ■ ■ · ·
+· · · · · ■ ■ ■ ·
+· · · · · · ■ ■ ■
+"""
+
+from limelight.core.masks.base import And, Lowered, LoweredMask, Mask, Not, Or, lower_mask, positions
+from limelight.core.masks.data import Dense, Documents, Padding, Spans
+from limelight.core.masks.positional import Causal, First, Prefix, Window
+
+__all__ = [
+    "And",
+    "Causal",
+    "Dense",
+    "Documents",
+    "First",
+    "Lowered",
+    "LoweredMask",
+    "Mask",
+    "Not",
+    "Or",
+    "Padding",
+    "Prefix",
+    "Spans",
+    "Window",
+    "lower_mask",
+    "positions",
+]

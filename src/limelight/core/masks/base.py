@@ -1,0 +1,225 @@
+"""The base of all masks, their combinations, and the lowering of a mask to spans.
+
+A mask states the same thing twice: ``allows`` is its definition, a condition on a query and a key, and ``lower`` turns
+it into the form that the kernels walk over, a few spans of keys for every query, described in O(N).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from limelight.core.broadcasting import common_lead
+from limelight.core.masks.drawing import draw
+from limelight.core.spans import complement, intersection, union
+from limelight.core.tracing import is_traced
+
+
+class Lowered(NamedTuple):
+    """A key is allowed where it lies in one of the query's ``spans`` and ``dense`` is True there.
+
+    ``None`` stands for everything.
+    """
+
+    spans: Tensor | None
+    dense: Tensor | None
+
+
+class Mask:
+    """Base of all masks."""
+
+    fixes_keys = False  # the mask brings data that fixes the number of keys
+
+    def allows(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
+        """Return True where query ``i`` of ``N`` may attend to key ``j`` of ``M``, for index tensors that broadcast.
+
+        The result broadcasts to ``(batch, heads, *broadcast of i and j)``.
+        """
+        raise NotImplementedError
+
+    def lower(self, N: int, M: int) -> Lowered:
+        """Return the same condition as spans of keys for each of ``N`` queries."""
+        raise NotImplementedError
+
+    def lead(self) -> tuple[int, int]:
+        """The numbers of batch elements and heads that it is made for; 1 stands for any number."""
+        return 1, 1
+
+    def key(self) -> Hashable | None:
+        """A value that identifies the mask, or None where it depends on the contents of a tensor."""
+        return None
+
+    def dense(self, N: int, M: int | None = None, device: torch.device | str | None = None) -> Tensor:
+        """The mask as a boolean tensor ``(N, M)``, with leading axes ``(batch, heads)`` where it has them.
+
+        >>> import limelight as ll
+        >>> ll.Causal().dense(2, 3)
+        tensor([[ True,  True, False],
+                [ True,  True,  True]])
+        """
+        M = N if M is None else M
+        i, j = torch.arange(N, device=device), torch.arange(M, device=device)
+        allowed = self.allows(i[:, None], j[None, :], N, M)
+        return allowed.expand(*allowed.shape[:-2], N, M)
+
+    def __and__(self, other: object) -> Mask:
+        return And(self, _as_mask(other, "&"))
+
+    def __or__(self, other: object) -> Mask:
+        return Or(self, _as_mask(other, "|"))
+
+    def __invert__(self) -> Mask:
+        return self.mask if isinstance(self, Not) else Not(self)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a mask is neither true nor false; combine masks with &, | and ~, and ask 'mask is None'")
+
+    def _extent(self) -> tuple[int, int]:
+        """The number of queries and keys at which a drawing shows what the mask does."""
+        return 9, 9
+
+    def __str__(self) -> str:
+        return draw(self, *self._extent())
+
+
+def _as_mask(value: object, operator: str) -> Mask:
+    if isinstance(value, Mask):
+        return value
+    hint = "wrap the tensor as Dense(tensor)" if isinstance(value, Tensor) else "both sides must be masks"
+    raise TypeError(f"mask {operator} {type(value).__name__}: {hint}")
+
+
+class LoweredMask:
+    """A lowered mask, which a backend may keep its own form of in ``prepared``."""
+
+    __slots__ = ("dense", "prepared", "spans")
+
+    def __init__(self, spans: Tensor | None, dense: Tensor | None) -> None:
+        self.spans, self.dense = spans, dense
+        self.prepared: Any = None
+
+
+_CACHED_QUERIES = 4096  # with more queries, lowering costs little beside the attention itself, and spans are large
+_CACHE_SIZE = 256
+_cache: dict[Hashable, LoweredMask] = {}
+
+
+def lower_mask(mask: Mask, N: int, M: int) -> LoweredMask:
+    """Lower a mask for ``N`` queries and ``M`` keys; masks without tensors are lowered once."""
+    key = mask.key() if N <= _CACHED_QUERIES else None
+    if key is None or is_traced():  # tensors of a trace belong to it alone
+        return LoweredMask(*mask.lower(N, M))
+    found = _cache.get((key, N, M))
+    if found is None:
+        if len(_cache) >= _CACHE_SIZE:
+            _cache.clear()
+        found = _cache[key, N, M] = LoweredMask(*mask.lower(N, M))
+    return found
+
+
+def positions(i: Tensor, N: int, M: int) -> Tensor:
+    """The positions of queries ``i`` among the keys: the last query stands at the last key."""
+    return i + (M - N)
+
+
+@dataclass(frozen=True, repr=False)
+class _Pair(Mask):
+    left: Mask
+    right: Mask
+
+    def __post_init__(self) -> None:
+        self.lead()
+
+    def lead(self) -> tuple[int, int]:
+        return common_lead(self, self.left.lead(), self.right.lead())
+
+    def key(self) -> Hashable | None:
+        left, right = self.left.key(), self.right.key()
+        return None if left is None or right is None else (type(self), left, right)
+
+    def _extent(self) -> tuple[int, int]:
+        own = [m._extent() for m in (self.left, self.right) if _fixes_keys(m)]
+        sizes = own or [self.left._extent(), self.right._extent()]
+        return max(n for n, _ in sizes), max(m for _, m in sizes)
+
+    def _text(self, symbol: str, looser: type[Mask]) -> str:
+        return f" {symbol} ".join(f"({m!r})" if isinstance(m, looser) else repr(m) for m in (self.left, self.right))
+
+
+def _fixes_keys(mask: Mask) -> bool:
+    """Return True if the mask brings data that fixes the number of keys."""
+    if isinstance(mask, _Pair):
+        return _fixes_keys(mask.left) or _fixes_keys(mask.right)
+    if isinstance(mask, Not):
+        return _fixes_keys(mask.mask)
+    return mask.fixes_keys
+
+
+class And(_Pair):
+    """Both masks allow it: ``left & right``."""
+
+    def allows(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
+        return self.left.allows(i, j, N, M) & self.right.allows(i, j, N, M)
+
+    def lower(self, N: int, M: int) -> Lowered:
+        a, b = self.left.lower(N, M), self.right.lower(N, M)
+        spans = b.spans if a.spans is None else a.spans if b.spans is None else intersection(a.spans, b.spans, M)
+        dense = b.dense if a.dense is None else a.dense if b.dense is None else a.dense & b.dense
+        return Lowered(spans, dense)
+
+    def __repr__(self) -> str:
+        return self._text("&", Or)
+
+
+class Or(_Pair):
+    """Either mask allows it: ``left | right``."""
+
+    def allows(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
+        return self.left.allows(i, j, N, M) | self.right.allows(i, j, N, M)
+
+    def lower(self, N: int, M: int) -> Lowered:
+        a, b = self.left.lower(N, M), self.right.lower(N, M)
+        if a.dense is not None or b.dense is not None:
+            device = (a.dense if a.dense is not None else b.dense).device  # type: ignore[union-attr]
+            return Lowered(None, self.dense(N, M, device))
+        if a.spans is None or b.spans is None:
+            return Lowered(None, None)
+        return Lowered(union(a.spans, b.spans, M), None)
+
+    def __repr__(self) -> str:
+        return self._text("|", And)
+
+
+@dataclass(frozen=True, repr=False)
+class Not(Mask):
+    """The mask does not allow it: ``~mask``."""
+
+    mask: Mask
+
+    def allows(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
+        return ~self.mask.allows(i, j, N, M)
+
+    def lower(self, N: int, M: int) -> Lowered:
+        spans, dense = self.mask.lower(N, M)
+        if dense is not None:
+            return Lowered(None, ~dense if spans is None else self.dense(N, M, dense.device))
+        if spans is None:  # everything is allowed, so nothing is left
+            return Lowered(torch.full((1, N, 1, 2), M, dtype=torch.int32), None)
+        return Lowered(complement(spans, M), None)
+
+    def lead(self) -> tuple[int, int]:
+        return self.mask.lead()
+
+    def key(self) -> Hashable | None:
+        key = self.mask.key()
+        return None if key is None else (Not, key)
+
+    def __repr__(self) -> str:
+        return f"~({self.mask!r})" if isinstance(self.mask, _Pair) else f"~{self.mask!r}"
+
+    def _extent(self) -> tuple[int, int]:
+        return self.mask._extent()

@@ -1,0 +1,15 @@
+// A notebook's widget: its data comes with the widget's own messages.
+import { start } from "./app.js";
+import { WidgetSource } from "./data.js";
+import { h } from "./dom.js";
+
+/** What anywidget calls for every view; returns what ends it. */
+export function render({ model, el }) {
+  const root = h("div", { class: "limelight cell" }, h("p", { class: "starting" }, "Reading…")), source = new WidgetSource(model);
+  el.append(root);
+  const started = start(root, source, { embedded: true });
+  return () => {
+    source.close();
+    started.then((app) => app.close());
+  };
+}

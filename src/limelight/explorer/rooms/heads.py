@@ -1,0 +1,39 @@
+"""Heads: a thumbnail, a label and the measures of every head."""
+
+from __future__ import annotations
+
+from limelight.explorer.questions import Answer, Arguments, question
+from limelight.explorer.subject import SMALL, Subject
+
+_CELLS = 64  # of a thumbnail, on a side
+_TOGETHER = 64  # thumbnails of a request
+
+
+@question("about")
+def about(subject: Subject, arguments: Arguments) -> Answer:
+    """Describe the model, its attention calls and its tokens."""
+    return Answer(subject.about())
+
+
+def _is_slow(subject: Subject, arguments: Arguments) -> bool:
+    matrix = arguments.matrix(subject)
+    return matrix.N * matrix.M > SMALL
+
+
+@question("thumbnails", slow=_is_slow)
+def thumbnails(subject: Subject, arguments: Arguments) -> Answer:
+    """Return small pictures of some heads of a call."""
+    matrix = arguments.matrix(subject)
+    batch, first = arguments.batch(matrix), arguments.whole("head", 0, matrix.H - 1)
+    count = arguments.whole("count", 1, min(_TOGETHER, matrix.H - first), 1)
+    found = {str(h): subject.head(matrix.number, batch, h).thumbnail(_CELLS) for h in range(first, first + count)}
+    return Answer({}, found)
+
+
+@question("report", slow=True)
+def report(subject: Subject, arguments: Arguments) -> Answer:
+    """Return the measures and the label of every head of a call."""
+    return Answer({"rows": subject.report(arguments.matrix(subject).number)})
+
+
+QUESTIONS = (about, thumbnails, report)

@@ -1,0 +1,334 @@
+"""What is explored: attention matrices with the tokens of their queries and keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+
+from limelight.explorer.memory import Memory
+from limelight.explorer.tiles import SIDE, Allowed, Floats, Rectangle, base_level, coarser, pooled, top_level
+from limelight.lens import Call, Record, heads
+from limelight.lens.reading import Reading
+from limelight.matrix.base import Weights
+from limelight.translate import Translator
+
+SMALL = 2**22  # weights, over which a pass takes no noticeable time
+_KEPT = 128 * 2**20  # bytes of tiles and statistics
+_REACH = 64  # tokens to either side that the profile by distance shows
+_LISTED = 8  # strongest keys of a query, and queries of a key
+Texts = Sequence[str] | Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head of one batch element: what the page asks about it."""
+
+    A: Weights  # (1, 1, N, M)
+    allowed: Allowed
+    name: tuple[int, int, int]  # call, batch, head
+    memory: Memory
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Queries and keys."""
+        return self.A.shape[-2], self.A.shape[-1]
+
+    def is_ready(self, level: int, reduce: str) -> bool:
+        """Tell whether a tile of this level can be had without a pass over a large matrix."""
+        N, M = self.size
+        return N * M <= SMALL or level < base_level(N, M) or (*self.name, "base", reduce) in self.memory
+
+    def tile(self, level: int, row: int, col: int, reduce: str) -> Floats:
+        """Return the cells of a tile; −1 where nothing in a cell is allowed."""
+        part = Rectangle.of_tile(level, row, col, *self.size)
+        if level < base_level(*self.size):
+            return self._cells(part, level, reduce)
+        top, left = part.top >> level, part.left >> level
+        return self.level(level, reduce)[top : top + SIDE, left : left + SIDE]
+
+    def level(self, level: int, reduce: str) -> Floats:
+        """Return all cells of a coarse level; −1 where nothing in a cell is allowed."""
+        base = base_level(*self.size)
+        whole = Rectangle(0, self.size[0], 0, self.size[1])
+        cells: Floats = self.memory.get((*self.name, "base", reduce), lambda: self._cells(whole, base, reduce))
+        if level == base:
+            return cells
+        found = coarser(cells.clip(min=0), 1 << (level - base), self.size, 1 << base, reduce)
+        found[~self.allowed.cells(whole, 1 << level)] = -1
+        return found
+
+    def _cells(self, part: Rectangle, level: int, reduce: str) -> Floats:
+        with torch.no_grad():
+            found = pooled(self.A, part, 1 << level, reduce)
+        found[~self.allowed.cells(part, 1 << level)] = -1
+        return found
+
+    def thumbnail(self, cells: int) -> Floats:
+        """Return the means of the finest level that has at most so many cells on a side, 1024 at most."""
+        level = base_level(*self.size)
+        while max(-(-n // 2**level) for n in self.size) > cells:
+            level += 1
+        found: Floats = self.memory.get((*self.name, "thumbnail", cells), lambda: self.level(level, "mean").copy())
+        return found
+
+    def strips(self) -> dict[str, Floats]:
+        """Return each row's entropy, each key's received attention and the mean weight by distance."""
+
+        def make() -> dict[str, Floats]:
+            reach = min(_REACH, *self.size)
+            with torch.no_grad():
+                seen = self.A.observe(entropy=True, received=True, profile=reach)
+            named = {"entropy": seen.entropy, "received": seen.received, "profile": seen.profile}
+            return {name: x[0, 0].float().cpu().numpy() for name, x in named.items() if x is not None}
+
+        found: dict[str, Floats] = self.memory.get((*self.name, "strips"), make)
+        return found
+
+    def row(self, query: int) -> Floats:
+        """Return a query's weights; −1 where it may not attend."""
+        return self._cells(Rectangle(query, query + 1, 0, self.size[1]), 0, "mean").reshape(-1)
+
+    def column(self, key: int) -> Floats:
+        """Return the weights on a key; −1 where a query may not attend to it."""
+        return self._cells(Rectangle(0, self.size[0], key, key + 1), 0, "mean").reshape(-1)
+
+    def cell(self, part: Rectangle) -> dict[str, Any]:
+        """Describe a cell: mean, max, and the row and column of its strongest weight."""
+        crop = self._cells(part, 0, "mean")
+        at = np.unravel_index(int(crop.argmax()), crop.shape)
+        query, key = part.top + int(at[0]), part.left + int(at[1])
+        row, column = self.row(query), self.column(key)
+        weights = row[row >= 0].astype(np.float64)
+        positive = weights[weights > 0]
+        return {
+            "query": query,
+            "key": key,
+            "masked": bool(crop.max() < 0),
+            "weight": max(0.0, float(row[key])),
+            "mean": float(crop.clip(min=0).mean(dtype=np.float64)),
+            "max": max(0.0, float(crop.max())),
+            "rank": int((row > row[key]).sum()) + 1,
+            "visible": len(weights),
+            "entropy": float(-(positive * np.log(positive)).sum()) + 0.0,
+            "received": float(column.clip(min=0).sum(dtype=np.float64)),
+            "seen_by": int((column >= 0).sum()),
+            "looks_at": strongest(row, _LISTED),
+            "attended_by": strongest(column, _LISTED),
+        }
+
+
+def strongest(weights: Floats, count: int) -> list[tuple[int, float]]:
+    """Return the places of the largest weights, ties by the lower, without those of 0."""
+    best = np.argsort(-weights, kind="stable")[:count]
+    return [(int(n), float(weights[n])) for n in best if weights[n] > 0]
+
+
+class Matrix:
+    """One attention call of a model, with the tokens of its queries and keys by batch element."""
+
+    def __init__(self, number: int, call: Call, texts: tuple[Texts | None, Texts | None]) -> None:
+        self.number, self.call = number, call
+        self.B, self.H, self.N, self.M = call.shape
+        self.queries = _by_batch("queries", texts[0], self.B, self.N)
+        self.keys = _by_batch("keys", texts[1], self.B, self.M)
+
+    @cached_property
+    def mask(self) -> Any:
+        """The mask, found once: of a dense matrix it takes a pass."""
+        return self.call.weights.mask
+
+
+class Subject:
+    """All matrices that a page shows."""
+
+    def __init__(
+        self,
+        title: str,
+        matrices: Sequence[Matrix],
+        *,
+        note: str = "",
+        wrote: str = "",
+        translator: Translator | None = None,
+        following: Sequence[tuple[str, float]] = (),
+        opens: tuple[int, int] | None = None,
+    ) -> None:
+        if not matrices:
+            raise ValueError("there is no attention to explore: the record is empty")
+        self.title, self.matrices, self.note, self.wrote = title, list(matrices), note, wrote
+        self.translator, self.following, self.opens = translator, list(following), opens
+        self.running = Lock()  # a recorder sees whatever a model does, so it runs for one question at a time
+        self.memory = Memory(_KEPT)
+
+    @staticmethod
+    def of(
+        given: Weights | Record | Reading | Sequence[Reading], tokens: Any = None, title: str | None = None
+    ) -> Subject:
+        """Return what ``explore`` is given as a subject.
+
+        Args:
+            given: some weights, what ``watch`` recorded, a reading, or several of one model.
+            tokens: names for queries and keys; a pair of lists where they differ; or lists by stack, such as
+                ``{"encoder": …, "decoder": …}``, with ``"written"`` for the queries of a cross-attention.
+            title: the name of the model.
+
+        """
+        readings = [given] if isinstance(given, Reading) else list(given) if isinstance(given, (list, tuple)) else []
+        if readings and all(isinstance(reading, Reading) for reading in readings):
+            named = [(call, reading.names(call)) for reading in readings for call in reading.record.log]
+            left_out = sum(reading.left_out for reading in readings)
+            note = f"The model has no positions for the last {left_out} tokens." if left_out else ""
+            wrote = " ".join(reading.wrote for reading in readings if reading.wrote)
+            return Subject(
+                title or readings[0].model,
+                _numbered(named),
+                note=note,
+                wrote=wrote,
+                following=readings[-1].following,
+                opens=_most_telling(readings[0]),
+            )
+        if isinstance(given, Weights):
+            call = _call_of(given)
+            return Subject(title or "attention", _numbered([(call, _texts_of(call, tokens))]))
+        if isinstance(given, Record):
+            return Subject(title or "model", _numbered([(call, _texts_of(call, tokens)) for call in given.log]))
+        raise TypeError(f"explore: give Weights, a record of watch or a reading, not {type(given).__name__}")
+
+    def head(self, call: int, batch: int, head: int) -> Head:
+        """Return one head, ready for questions."""
+        matrix = self.matrices[call]
+
+        def make() -> Head:
+            A = matrix.call.weights.select(batch, head).batched()
+            allowed = Allowed(matrix.mask, batch, head, matrix.N, matrix.M)
+            return Head(A, allowed, (call, batch, head), self.memory)
+
+        found: Head = self.memory.get((call, batch, head, "head"), make)
+        return found
+
+    def report(self, call: int) -> list[dict[str, Any]]:
+        """Return the rows of ``lens.heads`` for one call."""
+        matrix = self.matrices[call]
+
+        def make() -> list[dict[str, Any]]:
+            record = Record()
+            record.add(matrix.call)
+            named = {} if matrix.keys is None else {matrix.call.stack: matrix.keys, "encoder": matrix.keys}
+            return list(heads(record, named))
+
+        found: list[dict[str, Any]] = self.memory.get((call, "report"), make)
+        return found
+
+    def about(self) -> dict[str, Any]:
+        """Describe the matrices; token lists that several share are listed once."""
+        texts: list[Sequence[str]] = []
+        index: dict[int, int] = {}
+
+        def place(text: Any) -> int | None:
+            if text is None:
+                return None
+            if id(text) not in index:
+                same = next((n for n, known in enumerate(texts) if list(known) == list(text)), None)
+                if same is None:
+                    texts.append(text)
+                index[id(text)] = len(texts) - 1 if same is None else same
+            return index[id(text)]
+
+        def described(m: Matrix) -> dict[str, Any]:
+            call = m.call
+            return {
+                **{"name": call.name, "stack": call.stack, "kind": call.kind, "layer": call.layer},
+                **{"phase": call.phase, "batch": m.B, "heads": m.H, "queries": m.N, "keys": m.M},
+                "pass": sum(other.call.name == call.name for other in self.matrices[: m.number]),
+                "texts": [[place(side and side[b]) for side in (m.queries, m.keys)] for b in range(m.B)],
+                "base": base_level(m.N, m.M),
+                "top": top_level(m.N, m.M),
+            }
+
+        calls = [described(m) for m in self.matrices]
+        return {
+            "title": self.title,
+            "note": self.note,
+            "wrote": self.wrote,
+            "calls": calls,
+            "texts": texts,
+            "following": self.following,
+            "opens": self.opens,
+            "translates": self.translator is not None,
+        }
+
+
+def _most_telling(reading: Reading) -> tuple[int, int] | None:
+    """Return the number of the call and the head with the strongest links, where it takes no time to find it."""
+    if sum(math.prod(call.shape) for call in reading.record.log) > 8 * SMALL:
+        return None
+    chosen, head = reading.most_telling()
+    return next(n for n, call in enumerate(reading.record.log) if call is chosen), head
+
+
+def _numbered(named: Sequence[tuple[Call, tuple[Texts | None, Texts | None]]]) -> list[Matrix]:
+    return [Matrix(n, call, texts) for n, (call, texts) in enumerate(named)]
+
+
+def _call_of(A: Weights) -> Call:
+    """Return weights that were made by hand as a call."""
+    if A.ndim != 4:
+        A = A.batched()
+    N, M = A.shape[-2:]
+    return Call("attention", "self" if N == M else "cross", "encoder", "prefill", A, A.shape)
+
+
+def _texts_of(call: Call, tokens: Any) -> tuple[Texts | None, Texts | None]:
+    """Return the tokens of the queries and of the keys of a call."""
+    *_, N, M = call.shape
+    if isinstance(tokens, Mapping):
+        if wrong := tokens.keys() - {"encoder", "decoder", "written"}:
+            raise ValueError(f"explore: tokens of the {sorted(wrong)[0]}; there are 'encoder', 'decoder', 'written'")
+        if call.kind == "cross":
+            return tokens.get("written", tokens.get("decoder")), tokens.get("encoder")
+        own = tokens.get(call.stack)
+        return _last(own, N, M), own
+    if isinstance(tokens, tuple) and len(tokens) == 2 and not any(isinstance(t, str) for t in tokens):
+        return tokens
+    if tokens is None:
+        return None, None
+    if call.kind == "cross":
+        raise ValueError(
+            "explore: queries and keys are of two texts; give a pair of lists, or {'encoder': …, 'written': …}"
+        )
+    return _last(tokens, N, M), tokens
+
+
+def _last(tokens: Texts | None, N: int, M: int) -> Texts | None:
+    """Return the names of the last ``N`` of ``M`` tokens: the queries that a cache's keys end with."""
+    if tokens is None or N == M:
+        return tokens
+    if N > M:
+        return None
+    return [t[M - N :] for t in tokens] if _nested(tokens) else tokens[M - N :]
+
+
+def _nested(tokens: Texts) -> bool:
+    return len(tokens) > 0 and isinstance(tokens[0], (list, tuple))
+
+
+def _by_batch(side: str, tokens: Texts | None, B: int, n: int) -> list[Sequence[str]] | None:
+    if tokens is None:
+        return None
+    if isinstance(tokens, str) or not hasattr(tokens, "__len__"):
+        raise TypeError(f"explore: tokens must be a list of strings, not {type(tokens).__name__}")
+    texts: list[Any] = list(tokens) if _nested(tokens) else [list(tokens)] * B
+    if len(texts) != B:
+        raise ValueError(f"explore: tokens of {len(texts)} texts for {B} batch elements; give a list for each")
+    for text in texts:
+        if len(text) != n:
+            raise ValueError(f"explore: {len(text)} tokens for {n} {side}")
+        if not all(isinstance(token, str) for token in text):
+            raise TypeError("explore: tokens must be strings, such as tokenizer.convert_ids_to_tokens(ids)")
+    return texts

@@ -1,0 +1,72 @@
+"""The explorer as a notebook's widget: questions and answers are the widget's own messages, and no server is needed."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+try:
+    import anywidget
+except ImportError:
+    raise ImportError("the explorer in a notebook needs anywidget: pip install 'limelight[notebook]'") from None
+
+from limelight.explorer.bundle import bundle
+from limelight.explorer.front import FRONT
+from limelight.explorer.questions import Arguments, RefusedError
+from limelight.explorer.rooms import QUESTIONS
+from limelight.explorer.subject import Subject
+
+_SLOW, _QUICK = 2, 4  # threads for questions of each kind
+
+
+class ExplorerWidget(anywidget.AnyWidget):
+    """The page in a cell of a notebook (Jupyter, VS Code, marimo, Colab)."""
+
+    _esm = bundle("widget.js") + "\nexport default { render: bundled.render };\n"
+    _css = (FRONT / "style.css").read_text(encoding="utf-8")
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__()
+        self._subject = subject
+        self._threads = {True: ThreadPoolExecutor(_SLOW), False: ThreadPoolExecutor(_QUICK)}
+        self._asked: dict[Any, Future[None]] = {}
+        self.on_msg(self._told)
+
+    def _told(self, _: Any, message: Any, buffers: Any) -> None:
+        """Take a question, or drop one that has not been begun."""
+        if not isinstance(message, dict):
+            return
+        if "drop" in message:
+            if (asked := self._asked.pop(message["drop"], None)) is not None:
+                asked.cancel()
+            return
+        number = message.get("id")
+        try:
+            question = QUESTIONS.get(str(message.get("name")))
+            if question is None:
+                raise RefusedError("there is no such question")
+            arguments = Arguments(message.get("given", {}))
+            threads = self._threads[question.is_slow(self._subject, arguments)]
+        except RefusedError as error:
+            self.send({"id": number, "error": str(error)})
+            return
+
+        def answer() -> None:
+            try:
+                found = question.ask(self._subject, arguments)
+                self.send({"id": number, "head": found.head()}, buffers=found.buffers())
+            except RefusedError as error:
+                self.send({"id": number, "error": str(error)})
+            except Exception as error:  # reaches the page, which would wait for ever
+                self.send({"id": number, "error": f"{type(error).__name__}: {error}"})
+                raise
+            finally:
+                self._asked.pop(number, None)
+
+        self._asked[number] = threads.submit(answer)
+
+    def close(self) -> None:
+        """End the threads with the widget."""
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)
+        super().close()

@@ -1,0 +1,169 @@
+"""The output of ``limelight look``: a reading on a terminal, as JSON and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn, track
+from rich.table import Table
+
+from limelight.lens import reading as readings
+from limelight.lens import strict_json
+from limelight.lens.reading import Link, Reading
+from limelight.lens.record import Call
+from limelight.lens.report import Heads
+from limelight.viz.characters import short
+from limelight.viz.tables import messages_console, wide_console
+from limelight.viz.text import printable
+
+_LONG = 1024  # tokens from which on there are progress bars
+_LINKS_TITLE = "strongest links, without those to itself, its neighbours, the first token and separators"
+_DENSE_JSON = 2**16  # weights of a head that are written to JSON as they are; larger matrices are pooled
+
+
+def read_with_progress(folder: str | Path, text: str) -> Reading:
+    """Read a text with the model in a folder, with a progress bar and the remaining time on the standard error."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("remaining"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=messages_console(), transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def advance(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                bar.update(loading, visible=False)
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done)
+
+        loading = bar.add_task("loading", total=None)
+        return readings.read(folder, text, progress=advance)
+
+
+def look(
+    reading: Reading,
+    layer: int | None,
+    head: int | None,
+    top: int,
+    temperature: float | None,
+    html: str | None,
+    as_json: bool,
+    save_page: Callable[..., None],
+) -> None:
+    """Print the report on heads, the strongest links and a heatmap of one head; write the page."""
+    messages = messages_console()
+    if reading.left_out:
+        read = len(reading.tokens["encoder"])
+        messages.print(f"The model has positions for {read} tokens; {reading.left_out} are left out.", style="yellow")
+    everything = reading if temperature is None else reading.changed(temperature=temperature)
+    selected = everything.only(layer)
+    explicit = head is not None
+    progress = _progress_bars(messages, max(map(len, reading.tokens.values())))
+    call, head = selected.most_telling(head, progress("links"))
+    report = selected.heads(progress("heads"))
+    if explicit:
+        links = selected.links(call, head, top, trivial=True)
+    else:
+        links = [link for c in selected.record.log for h in range(c.shape[1]) for link in selected.links(c, h, top)]
+        links = sorted(links, key=lambda link: -link.weight)[:top]
+    rows = Heads(row for row in report if layer is None or row["layer"] == layer)
+    try:  # a page that cannot be written does not keep the rest from being printed
+        if html:
+            opens = next(n for n, other in enumerate(everything.record.log) if other.name == call.name)
+            save_page(everything, html, opens=(opens, head), progress=progress("page"))
+            messages.print(printable(f"{html} has every layer and head."))
+    finally:
+        if as_json:
+            print(strict_json.dumps(_as_dict(selected, rows, links, call, head)))
+        else:
+            title = f"strongest links of {call.name}, head {head}" if explicit else _LINKS_TITLE
+            _draw(selected, rows, _links_table(title, selected, links), call, head)
+
+
+def _draw(reading: Reading, rows: Heads, links: Table, call: Call, head: int) -> None:
+    console = wide_console()
+    if reading.wrote:
+        console.print(printable(f"{reading.model} writes: {reading.wrote}"))
+        console.print()
+    console.print(rows)
+    console.print(links)
+    queries, keys = reading.names(call)
+    console.print(f"{call.name}, layer {call.layer}", style="bold")
+    call.weights.show(queries, keys, head=head, on=console)
+
+
+def _progress_bars(console: Console, tokens: int) -> Callable[[str], Callable[[Iterable[Any]], Any]]:
+    """Return a function that makes a progress bar for a description; it shows nothing for short texts."""
+
+    def bar(what: str) -> Callable[[Iterable[Any]], Any]:
+        if tokens < _LONG or not console.is_terminal:
+            return iter
+        return lambda items: track(list(items), description=what, console=console, transient=True)
+
+    return bar
+
+
+def _links_table(title: str, reading: Reading, links: list[Link]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    table.pad_edge = False
+    for name in ("weight", "layer", "head"):
+        table.add_column(name, justify="right")
+    for name in ("from", "to", "attention"):
+        table.add_column(name)
+    for link in links:
+        queries, keys = reading.names(link.call)
+        table.add_row(
+            f"{link.weight:.3f}",
+            str(link.call.layer),
+            str(link.head),
+            f"{short(queries[link.query])} ({link.query})",
+            f"{short(keys[link.key])} ({link.key})",
+            f"{link.call.stack} {link.call.kind}",
+        )
+    return table
+
+
+def _as_dict(reading: Reading, report: Heads, links: list[Link], call: Call, head: int) -> dict[str, Any]:
+    """Return what ``--json`` prints."""
+    _, _, N, M = call.shape
+    small = N * M <= _DENSE_JSON
+    with torch.no_grad():
+        matrix = call.weights[0, head] if small else call.weights.pool(min(N, 256), min(M, 256))[0, head]
+    stacks = {c.stack for c in reading.record.log}
+    stacks |= {stack for c in reading.record.log if c.kind == "cross" for stack in ("encoder", "written")}
+    return {
+        "model": reading.model,
+        **({"wrote": reading.wrote} if reading.wrote else {}),
+        "tokens": {stack: tokens for stack, tokens in reading.tokens.items() if stack in stacks},
+        "heads": report,
+        "links": [_link_as_dict(reading, link) for link in links],
+        "drawn": {
+            "module": call.name,
+            "layer": call.layer,
+            "head": head,
+            "pooled": not small,
+            "weights": matrix.tolist(),
+        },
+    }
+
+
+def _link_as_dict(reading: Reading, link: Link) -> dict[str, Any]:
+    queries, keys = reading.names(link.call)
+    return {
+        "module": link.call.name,
+        "layer": link.call.layer,
+        "head": link.head,
+        "query": link.query,
+        "key": link.key,
+        "from": queries[link.query],
+        "to": keys[link.key],
+        "weight": link.weight,
+    }

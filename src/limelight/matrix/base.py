@@ -1,0 +1,331 @@
+"""The attention matrix as an object with statistics: the base of the lazy and of the dense one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from limelight.backends import Statistic
+from limelight.core.checks import DTYPES
+from limelight.core.masks import Mask
+from limelight.core.problem import batched
+from limelight.core.tracing import has_subclass, is_traced
+from limelight.matrix.indexing import check_index, places
+from limelight.matrix.observation import Observation
+from limelight.matrix.showing import draw_small, show
+from limelight.matrix.statistics import STATISTICS, cover, distance, entropy, mass, pool, profile, received, similarity
+from limelight.matrix.statistics import max as max_statistic
+from limelight.matrix.statistics import top as top_statistic
+from limelight.matrix.statistics.transposed import TransposedMatmul
+
+_LARGEST_ARRAY = 2**27  # numbers that np.asarray makes without being asked twice
+
+_HINTS = {
+    "sum": "rows sum to 1; received() gives the column sums and mass(mask) the sum over some keys",
+    "mean": "pool(rows, cols) gives means of parts, received() / queries that of every column",
+    "argmax": "top(1).indices gives the strongest key of each query",
+    "topk": "top(k) gives the strongest keys of each query",
+    "numpy": "dense().numpy() gives all of it",
+    "tolist": "dense().tolist() gives all of it",
+}
+
+
+class Weights:
+    """``A = softmax((softcap(scale · q kᵀ) + bias) / temperature)``, a matrix that is never stored.
+
+    Made by ``limelight.weights`` from queries and keys (nothing is computed until a result is asked for), or by
+    ``Weights.from_dense`` from a matrix.
+
+    >>> import torch, limelight as ll
+    >>> q, k, v = torch.zeros(1, 5, 8), 4 * torch.eye(7, 8)[None], torch.randn(1, 7, 4)
+    >>> q[0, :, :5] = torch.eye(5)
+    >>> A = ll.weights(q, k, mask=ll.Causal())
+    >>> A
+    Weights(shape=(1, 5, 7), dtype=float32, mask=Causal())
+    A[0]
+    ██░░░░
+    ░░▓▓░░░░
+    ░░░░▓▓░░░░
+    ░░░░░░▓▓░░░░
+    ░░░░░░░░▒▒░░░░
+    >>> torch.allclose(A @ v, A.dense() @ v, atol=1e-6)
+    True
+    """
+
+    __slots__ = ()
+
+    entropy = entropy.entropy
+    received = received.received
+    top = top_statistic.top
+    mass = mass.mass
+    distance = distance.distance
+    profile = profile.profile
+    pool = pool.pool
+    similarity = similarity.similarity
+    max = max_statistic.max
+    cover = cover.cover
+
+    @staticmethod
+    def from_dense(matrix: Tensor) -> Weights:
+        """Make ``Weights`` backed by a dense tensor ``(…, heads, queries, keys)``.
+
+        >>> import torch, limelight as ll
+        >>> ll.Weights.from_dense(torch.eye(4)[None]).entropy()
+        tensor([[0., 0., 0., 0.]])
+        """
+        from limelight.matrix.dense import DenseWeights
+
+        return DenseWeights(matrix)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(…, heads, queries, keys)``."""
+        raise NotImplementedError
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights and their statistics: sums of half precision are made, and kept, in float32."""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the results."""
+        raise NotImplementedError
+
+    @property
+    def mask(self) -> Mask | None:
+        """The keys that a query may attend to; None for all."""
+        raise NotImplementedError
+
+    def changed(self, **options: Any) -> Weights:
+        """The same matrix with other options of ``weights``.
+
+        >>> import torch, limelight as ll
+        >>> A = ll.weights(torch.eye(2)[None], torch.eye(2)[None])
+        >>> bool((A.changed(temperature=2.0).entropy() > A.entropy()).all())
+        True
+        """
+        raise NotImplementedError
+
+    def select(self, batch: int | tuple[int, ...] = 0, head: int | None = None) -> Weights:
+        """One batch element, and one head unless that is None, ``(heads or 1, queries, keys)``, as lazy as before.
+
+        >>> import torch, limelight as ll
+        >>> A = ll.weights(torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8), mask=ll.Causal())
+        >>> A.select(batch=1, head=3).shape
+        (1, 9, 9)
+        """
+        raise NotImplementedError
+
+    def _place(self, batch: int | tuple[int, ...], head: int | None) -> tuple[int, int | None]:
+        """The number of a batch element among all, and of a head, in range."""
+        *lead, H, _, _ = self.shape
+        at = batch if isinstance(batch, tuple) else (batch,) * len(lead)
+        if len(at) != len(lead):
+            raise IndexError(f"batch = {batch!r}: give {len(lead)} numbers, one for each batch axis of {self.shape}")
+        number = 0
+        for axis, (x, n) in enumerate(zip(at, lead, strict=True)):
+            number = number * n + check_index(x, n, axis, self.shape)
+        return number, None if head is None else check_index(head, H, len(lead), self.shape)
+
+    def batched(self) -> Weights:
+        """The same matrix with exactly one batch axis, ``(batch, heads, queries, keys)``."""
+        raise NotImplementedError
+
+    @property
+    def T(self) -> Transposed:
+        """``Aᵀ``, for products from queries back to keys."""
+        return Transposed(self)
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        """Attention: ``A v``, ``(…, heads, queries, width)``."""
+        raise NotImplementedError
+
+    def logsumexp(self) -> Tensor:
+        """``log Σ exp(logits / temperature)`` of each row, ``(…, heads, queries)``; −∞ where nothing is allowed."""
+        raise NotImplementedError
+
+    def dense(self) -> Tensor:
+        """All of it, ``(…, heads, queries, keys)``, where it is small enough to be held."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Any part of it, exactly: integers, slices and an ellipsis over ``(…, heads, queries, keys)``.
+
+        Two lists at the end are pairs, each a query and a key.
+
+        >>> import torch, limelight as ll
+        >>> A = ll.weights(torch.randn(2, 100, 8), torch.randn(2, 100, 8), mask=ll.Causal())
+        >>> A[1, 50, 40:60:2].shape
+        torch.Size([10])
+        >>> A[:, [7, 50], [7, 49]].shape
+        torch.Size([2, 2])
+        """
+        chosen, shape, paired = places(index, self.shape)
+        *lead, heads, rows, cols = (torch.tensor(x, dtype=torch.long, device=self.device) for x in chosen)
+        batch = torch.arange(self._sizes[0], device=self.device).reshape(self.shape[:-3])
+        for axis, at in enumerate(lead):
+            batch = batch.index_select(axis, at)
+        crop = self._pairs if paired else self._crop
+        return crop(batch.reshape(-1), heads, rows, cols).reshape(shape)
+
+    def observe(self, *, reduce: str | None = None, **asked: Any) -> Observation:
+        """Several statistics in as few passes as they need.
+
+        Each is asked for by the name of its method: ``entropy=True``, ``received=True``, ``distance=True``,
+        ``similarity=True``, ``max=True``, ``top=k``, ``mass=mask``, ``profile=radius``, ``cover=share`` and
+        ``pool=(rows, cols)``, where ``reduce`` is ``"mean"`` or ``"max"``.
+
+        >>> import torch, limelight as ll
+        >>> A = ll.weights(torch.randn(2, 100, 8), torch.randn(2, 100, 8))
+        >>> seen = A.observe(entropy=True, top=3, pool=(10, 10))
+        >>> seen.entropy.shape, seen.top.indices.shape, seen.pool.shape, seen.received
+        (torch.Size([2, 100]), torch.Size([2, 100, 3]), torch.Size([2, 10, 10]), None)
+        """
+        if unknown := asked.keys() - STATISTICS.keys():
+            raise TypeError(f"observe: there is no statistic {min(unknown)!r}; there are {', '.join(STATISTICS)}")
+        if reduce is not None and asked.get("pool") is not None:
+            asked["pool"] = (*tuple(asked["pool"])[:2], reduce)
+        statistics = {name: STATISTICS[name].asked(self, value) for name, value in asked.items()}
+        wanted = {name: statistic for name, statistic in statistics.items() if statistic is not None}
+        results = self._compute(list(wanted.values()))
+        return Observation(**dict(zip(wanted, results, strict=True)))
+
+    def show(
+        self,
+        tokens: Sequence[str] | None = None,
+        keys: Sequence[str] | None = None,
+        *,
+        head: int | None = None,
+        batch: int | tuple[int, ...] = 0,
+        reduce: str = "mean",
+        on: Any = "terminal",
+    ) -> Any:
+        """Draw it as a heatmap, queries down and keys across, with tokens on the axes.
+
+        A matrix that is larger than the drawing is pooled, and positions take the place of tokens.
+
+        Args:
+            tokens: the names of the queries, and of the keys too where there are as many and ``keys`` is not given.
+            keys: the names of the keys.
+            head: the head to draw; all of them unless given.
+            batch: the batch element.
+            reduce: ``"mean"`` or ``"max"``, where it is pooled.
+            on: ``"terminal"``, a ``rich`` console, ``"figure"`` (a new figure of matplotlib, which is returned) or the
+                axes of one.
+
+        >>> import torch, limelight as ll
+        >>> A = ll.weights(2 * torch.eye(3)[None], torch.eye(3)[None], mask=ll.Causal())
+        >>> A.show(["the", "cat", "sat"])
+        head 0
+            t c s
+            h a a
+            e t t
+        the ██
+        cat ░░▓▓
+        sat ░░░░▒▒
+            █ 1
+        <BLANKLINE>
+
+        """
+        return show(self, tokens, keys, head=head, batch=batch, reduce=reduce, on=on)
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors that it is made of and a gradient may flow to."""
+        raise NotImplementedError
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        numbers = int(np.prod(self.shape))
+        if numbers > _LARGEST_ARRAY:
+            raise ValueError(
+                f"np.asarray of weights {self.shape} would make {numbers:,} numbers; ask for a part, A[0, 0, :100], "
+                "for a picture, A.pool(512, 512), or for A.dense() if that is what you want"
+            )
+        return np.asarray(self.dense().detach().cpu().numpy(), dtype=dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _HINTS:
+            raise AttributeError(f"Weights has no {name}(): {_HINTS[name]}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        unknown = is_traced() or self.device.type == "meta" or has_subclass(*self.tensors())
+        return self._described() + ("" if unknown else draw_small(self))
+
+    def _described(self) -> str:
+        """The constructor-like first line of ``repr``."""
+        raise NotImplementedError
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        """``(B, H, N, M)``, with all batch axes in one."""
+        *lead, H, N, M = self.shape
+        return int(np.prod(lead)) if lead else 1, H, N, M
+
+    def _crop(self, batch: Tensor, heads: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+        """The weights of some batch elements and heads at every row and column."""
+        raise NotImplementedError
+
+    def _pairs(self, batch: Tensor, heads: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """The weights at queries ``i`` and keys ``j``, pair by pair: ``(batch, heads, pairs)``."""
+        raise NotImplementedError
+
+    def _compute_batched(self, asked: list[Statistic]) -> list[Any]:
+        """The results of statistics, with one batch axis."""
+        raise NotImplementedError
+
+    def _with_lead(self, x: Tensor) -> Tensor:
+        """Shape ``(B, …)`` to the batch axes that the tensors came with."""
+        lead = self.shape[:-3]
+        return x if len(lead) == 1 else x.reshape(*lead, *x.shape[1:])
+
+    def _compute(self, asked: Sequence[Statistic]) -> list[Any]:
+        """The results of statistics, with the batch axes that the tensors came with."""
+        results = []
+        for statistic, found in zip(asked, self._compute_batched(list(asked)), strict=True):
+            tensors = [x.to(self.dtype) if x.is_floating_point() else x for x in statistic.flatten(found)]
+            results.append(statistic.unflatten([self._with_lead(x) for x in tensors]))
+        return results
+
+    def _one(self, statistic: Statistic | None) -> Tensor:
+        assert statistic is not None
+        (found,) = self._compute([statistic])
+        assert isinstance(found, Tensor)
+        return found
+
+
+class Transposed:
+    """``Aᵀ``, which is not stored either."""
+
+    __slots__ = ("T",)
+
+    def __init__(self, weights: Weights) -> None:
+        self.T = weights
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(…, heads, keys, queries)``."""
+        *lead, N, M = self.T.shape
+        return (*lead, M, N)
+
+    def __matmul__(self, u: Tensor) -> Tensor:
+        """``Aᵀ u``, from queries back to keys, ``(…, heads, keys, width)``."""
+        *lead, N, _ = self.T.shape
+        if isinstance(u, Tensor) and u.dtype not in DTYPES:
+            raise TypeError(f"u is {u.dtype}; it must be floats, such as u.float()")
+        if not isinstance(u, Tensor) or list(u.shape[:-1]) != [*lead, N]:
+            got = tuple(u.shape) if isinstance(u, Tensor) else type(u).__name__
+            raise ValueError(f"u {got} does not fit Aᵀ {self.shape}: it must be {(*lead, N)} and a width")
+        return self.T._one(TransposedMatmul(batched(u))).to(u.dtype)
+
+    def __repr__(self) -> str:
+        return f"{self.T._described()}.T"

@@ -1,0 +1,29 @@
+"""Distance: how far away each query looks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from limelight.backends import WeightsBlock
+from limelight.core.masks import positions
+from limelight.matrix.statistics.asked import YesOrNo
+
+if TYPE_CHECKING:
+    from limelight.matrix.base import Weights
+
+
+class Distance(YesOrNo):
+    """``Σ a · |position - key|`` of each row."""
+
+    kernel = "distance"
+
+    def of_block(self, block: WeightsBlock) -> Tensor:
+        distances = (positions(block.i, block.N, block.M)[:, None] - block.j).abs()
+        return (block.weights * distances).sum(-1)
+
+
+def distance(self: Weights) -> Tensor:
+    """``Σ a · |position - key|`` of each row: how far away a query looks, ``(…, heads, queries)``."""
+    return self._one(Distance())

@@ -1,0 +1,33 @@
+"""Max: the largest weight of each row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from limelight.backends import WeightsBlock
+from limelight.matrix.statistics.asked import YesOrNo
+
+if TYPE_CHECKING:
+    from limelight.matrix.base import Weights
+
+
+class Max(YesOrNo):
+    """``max a`` of each row."""
+
+    kernel = "max"
+
+    def of_block(self, block: WeightsBlock) -> Tensor:
+        a = block.weights
+        return a.amax(-1) if a.shape[-1] else a.sum(-1)
+
+
+def max(self: Weights) -> Tensor:
+    """``max a`` of each row: the weight of each query's strongest key, ``(…, heads, queries)``.
+
+    >>> import torch, limelight as ll
+    >>> ll.weights(torch.zeros(1, 4, 8), torch.zeros(1, 4, 8), mask=ll.Causal()).max()
+    tensor([[1.0000, 0.5000, 0.3333, 0.2500]])
+    """
+    return self._one(Max())

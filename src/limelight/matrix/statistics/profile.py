@@ -1,0 +1,70 @@
+"""Profile: the mean weight by relative position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from limelight.backends import WeightsBlock, sum_parts
+from limelight.core.checks import check_count
+from limelight.core.masks import positions
+from limelight.core.problem import Sizes
+from limelight.matrix.statistics.asked import AskedStatistic
+
+if TYPE_CHECKING:
+    from limelight.matrix.base import Weights
+
+
+@dataclass(frozen=True)
+class Profile(AskedStatistic):
+    """The mean weight at every distance ``key - position`` from ``-radius`` to ``radius``."""
+
+    radius: int
+    kernel = "profile"
+
+    @classmethod
+    def asked(cls, weights: Weights, value: Any) -> AskedStatistic | None:
+        """Make the statistic for a radius."""
+        return None if value is None else cls(check_count("profile", "radius", value, 0))
+
+    def of_block(self, block: WeightsBlock) -> Tensor:
+        distances = torch.arange(-self.radius, self.radius + 1, device=block.i.device)
+        if not len(block.j):
+            return block.weights.new_zeros(*block.weights.shape[:2], len(distances))
+        column = positions(block.i, block.N, block.M)[:, None] + distances - block.j[0]
+        inside = (column >= 0) & (column < len(block.j))
+        index = column.clamp(0, len(block.j) - 1).expand(*block.weights.shape[:2], -1, -1)
+        sums = torch.where(inside, block.weights.gather(3, index), 0.0).sum(2)
+        return sums / self.counts(block.N, block.M, block.i.device)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        return sum_parts(parts)
+
+    def counts(self, N: int, M: int, device: torch.device) -> Tensor:
+        """The number of weights at each distance, or 1 where there are none."""
+        d = torch.arange(-self.radius, self.radius + 1, device=device)
+        # Query i has a key at distance d if 0 <= M - N + i + d < M.
+        return ((N - d).clamp(max=N) - (N - M - d).clamp(min=0)).clamp(min=1)
+
+    def outputs(self, sizes: Sizes, dtype: torch.dtype) -> list[Tensor]:
+        return [torch.zeros(sizes.B, sizes.Hq, sizes.N + sizes.M - 1, dtype=dtype)]
+
+    def numbers(self) -> list[float]:
+        return [self.radius]
+
+    def result(self, outputs: list[Tensor], sizes: Sizes) -> Tensor:
+        """Make means of the sums by ``position - key``, from ``-(N - 1)`` up."""
+        (sums,), N, M = outputs, sizes.N, sizes.M
+        d = torch.arange(-self.radius, self.radius + 1, device=sums.device)
+        exists = (d > -M) & (d < N)
+        found = torch.where(exists, sums[..., torch.where(exists, N - 1 - d, 0)], 0.0)
+        return found / self.counts(N, M, sums.device)
+
+
+def profile(self: Weights, radius: int) -> Tensor:
+    """The mean weight at each ``key - position`` from ``-radius`` to ``radius``, ``(…, heads, 2·radius + 1)``."""
+    return self._one(Profile(check_count("profile", "radius", radius, 0)))

@@ -1,0 +1,36 @@
+"""Received: how much attention each key gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from limelight.backends import WeightsBlock, sum_parts
+from limelight.core.problem import Sizes
+from limelight.matrix.statistics.asked import YesOrNo
+
+if TYPE_CHECKING:
+    from limelight.matrix.base import Weights
+
+
+class Received(YesOrNo):
+    """``Σ a`` of each column."""
+
+    kernel = "received"
+
+    def of_block(self, block: WeightsBlock) -> Tensor:
+        return block.for_all_keys(block.weights.sum(2))
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        return sum_parts(parts)
+
+    def outputs(self, sizes: Sizes, dtype: torch.dtype) -> list[Tensor]:
+        return [torch.zeros(sizes.B, sizes.Hq, sizes.M, dtype=dtype)]
+
+
+def received(self: Weights) -> Tensor:
+    """``Σ a`` of each column: how much attention each key gets, ``(…, heads, keys)``."""
+    return self._one(Received())

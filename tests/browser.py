@@ -1,0 +1,133 @@
+"""A Chromium for the tests of the explorer: any that is found, driven by playwright."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
+
+
+def missing(what: str) -> Any:
+    """Fail in CI; elsewhere skip, and say how to get what is missing."""
+    return pytest.fail(what) if os.environ.get("CI") == "true" else pytest.skip(what)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """The browser."""
+    path = next((found for name in NAMES if (found := shutil.which(name))), None)
+    if path is None:
+        missing("no Chromium: install one, such as Debian's (apt-get install chromium)")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        missing("playwright is missing: pip install playwright")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(OPTIONS))
+        yield browser
+        browser.close()
+
+
+class Tab:
+    """A page of the browser, which remembers what it complained of and what it asked for."""
+
+    def __init__(self, browser: Any, **options: Any) -> None:
+        self.context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
+        self.page = self.context.new_page()
+        self.messages: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+
+    def open(self, url: str, view: str = "") -> Any:
+        """Go to an address, then to a view of it, and wait until it is drawn."""
+        self.page.goto(url)
+        self.page.wait_for_selector("main.room")
+        if view:
+            self.page.goto(self.page.url.partition("#")[0] + view)
+            self.page.reload()
+            self.page.wait_for_selector("main.room")
+        self.quiet()
+        return self.page
+
+    def quiet(self) -> None:
+        """Wait until nothing has been asked for a while."""
+        self.page.wait_for_load_state("networkidle")
+        self.page.wait_for_timeout(350)
+
+    def pixels(self) -> np.ndarray:
+        """What is on the screen."""
+        from PIL import Image
+
+        return np.asarray(Image.open(io.BytesIO(self.page.screenshot())).convert("RGB")).astype(int)
+
+    def at(self, query: float, key: float, plot: int = 0) -> tuple[int, int]:
+        """Where the middle of a weight is on the screen."""
+        code = """([n, i, j]) => {
+            const plot = document.querySelector(".limelight").explorer.open.shown[n];
+            const box = plot.canvas.getBoundingClientRect();
+            const [x, y] = plot.toScreen(i, j);
+            return [x + box.left, y + box.top];
+        }"""
+        x, y = self.page.evaluate(code, [plot, query, key])
+        return int(x), int(y)
+
+
+@pytest.fixture
+def tab(chromium: Any) -> Iterator[Callable[..., Tab]]:
+    """Opens pages; at the end none of them may have complained, or asked for anything elsewhere."""
+    tabs: list[Tab] = []
+
+    def new(**options: Any) -> Tab:
+        tabs.append(Tab(chromium, **options))
+        return tabs[-1]
+
+    yield new
+    for one in tabs:
+        one.context.close()
+        away = [url for url in one.requests if not url.startswith(("http://127.0.0.1:", "file:", "data:", "blob:"))]
+        assert (one.messages, away) == ([], [])
+
+
+@pytest.fixture(scope="session")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The source of axe-core, from npm."""
+    home = Path(os.environ.get("LIMELIGHT_AXE", tmp_path_factory.mktemp("axe")))
+    file = home / "node_modules/axe-core/axe.min.js"
+    if not file.is_file():
+        if shutil.which("npm") is None:
+            missing("npm is missing, which brings axe-core: install node")
+        install = ["npm", "install", "--no-save", "--silent", "--prefix", str(home), "axe-core@4"]
+        done = subprocess.run(install, capture_output=True, text=True, check=False)
+        if done.returncode:
+            missing(f"npm cannot install axe-core: {done.stderr}")
+    return file.read_text(encoding="utf-8")
+
+
+RAMPS = {
+    "light": [(255, 255, 255), (253, 222, 200), (244, 153, 117), (204, 68, 90), (120, 28, 109), (33, 12, 58)],
+    "dark": [(26, 25, 31), (72, 25, 96), (160, 45, 110), (231, 93, 74), (254, 178, 96), (253, 246, 190)],
+}
+
+
+def colour(x: float, high: float, kind: str = "sqrt", theme: str = "light") -> np.ndarray:
+    """The colour that a weight must have."""
+    share = min(1.0, x / high)
+    t = {
+        "linear": share,
+        "sqrt": share**0.5,
+        "log": max(0.0, 1 + np.log10(max(share, 1e-30)) / 4),  # four decades
+    }[kind]
+    stops = np.array(RAMPS[theme])
+    return np.array([np.interp(t, np.linspace(0, 1, len(stops)), stops[:, c]) for c in range(3)])

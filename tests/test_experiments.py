@@ -252,7 +252,7 @@ def test_a_correction_is_listed_once() -> None:
         Finding(22, "c", 3, 2, CORRECTED),
     ]
     ((claim, right, _),) = corrections([Result("mixing", "It is two.", found)])
-    assert (claim, right) == (22, "b: texts 3, measured 2; x")
+    assert (claim, right) == (22, "b: texts 3, measured 2; x.")
 
 
 @pytest.mark.slow

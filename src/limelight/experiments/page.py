@@ -79,8 +79,7 @@ def _opening(entries: Sequence[dict[str, Any]]) -> str:
 
 def _wrong(results: Sequence[Result]) -> str:
     rows = [
-        f'<li><a href="#{result.name}">{claim}</a> <q>{escape(CLAIMS[claim].text)}</q> <b>{escape(result.takeaway)}</b>'
-        f'<br><span class="soft">{escape(right)}</span></li>'
+        f'<li><a href="#{result.name}">{claim}</a> <q>{escape(CLAIMS[claim].text)}</q><br>{escape(right)}</li>'
         for claim, right, result in corrections(results)
     ]
     heading = "<summary>What is wrong in texts, and what is right</summary>"

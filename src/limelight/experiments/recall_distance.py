@@ -84,7 +84,7 @@ def _gradient(name: str, distance: int, seed: int) -> float:
 
 def run(quick: bool = False, seed: int = 0) -> Result:
     """Train at several distances, and measure the gradient before training."""
-    seeds, steps = range(seed, seed + (1 if quick else 2)), 150 if quick else 300
+    seeds, steps = range(seed, seed + (1 if quick else 2)), 120 if quick else 200
     distances = (4, 64) if quick else (4, 16, 64, 128)
     rows: list[dict[str, Any]] = []
     for distance in distances:

@@ -51,8 +51,7 @@ def markdown(results: Sequence[Result]) -> str:
     entries = verdicts(results)
     verdict = {entry["claim"]: entry["verdict"] for entry in entries}
     lines = [summary(entries), "", "## What is wrong in texts, and what is right", ""]
-    for claim, right, result in corrections(results):
-        lines.append(f"- Claim {claim}: *{CLAIMS[claim].text}* **{result.takeaway}** ({right})")
+    lines += [f"- Claim {claim}: *{CLAIMS[claim].text}* {right}" for claim, right, _ in corrections(results)]
     for chapter in CHAPTERS:
         mine = [result for result in results if EXPERIMENTS[result.name].chapter == chapter]
         if mine:

@@ -72,6 +72,6 @@ def _shown(result: Result) -> Group:
 
 def _print_summary(console: Console, results: list[Result]) -> None:
     console.print(Text("What is wrong in texts, and what is right", "bold"))
-    for claim, right, result in corrections(results):
-        console.print(f"  {claim}. {CLAIMS[claim].text}\n     {result.takeaway}\n     {right}")
+    for claim, right, _ in corrections(results):
+        console.print(f"  {claim}. {CLAIMS[claim].text}\n     {right}")
     console.print(summary(verdicts(results)))

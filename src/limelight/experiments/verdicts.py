@@ -49,7 +49,7 @@ def corrections(results: Iterable[Result]) -> list[tuple[int, str, Result]]:
     for result in results:
         for f in result.findings:
             if f.verdict == CORRECTED and f.claim not in found:
-                right = f"{f.what}: texts {shown(f.theirs)}, measured {shown(f.measured)}; {f.note}"
+                right = f"{f.what}: texts {shown(f.theirs)}, measured {shown(f.measured)}; {f.note}."
                 found[f.claim] = (f.claim, right, result)
     return [found[claim] for claim in sorted(found)]
 

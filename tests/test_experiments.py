@@ -26,6 +26,7 @@ from limelight.experiments.findings import (
     MISSING,
     REPRODUCED,
     exponent,
+    growth_exponent,
     holds,
     judge,
     ordered,
@@ -175,6 +176,7 @@ def test_rules() -> None:
     assert ordered([1, 2, 3], rising=True)
     assert not ordered([1, 3, 2], rising=True)
     assert exponent([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
+    assert growth_exponent([1, 2, 4, 8], [103, 112, 148, 292]) == pytest.approx(2)  # 100 + 3 n²
     with pytest.raises(ValueError, match="there are"):
         Finding(1, "", 0, 0, "maybe")
     with pytest.raises(ValueError, match="texts do not say"):
@@ -289,7 +291,7 @@ def test_memory_is_of_the_call() -> None:
     assert 1.7 < exponent((512, 1024, 2048), square) < 2.2
     assert square[-1] >= 2048 * 2048 * 4
     line = peak_bytes(attention, (8192, 16384, 32768), 1, 16, mask=Window(3))
-    assert 0.6 < exponent((8192, 16384, 32768), line) < 1.4
+    assert 0.6 < growth_exponent((8192, 16384, 32768), line) < 1.4
     assert longest(stored_attention, (1024, 2048, 4096, 8192), 1, 16, 128 * 2**20) < 8192
     assert longest(attention, (1024, 8192), 1, 16, 128 * 2**20) == 8192
 

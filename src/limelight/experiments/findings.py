@@ -118,3 +118,8 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     x, y = [math.log(s) for s in sizes], [math.log(v) for v in values]
     mx, my = sum(x) / len(x), sum(y) / len(y)
     return sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sum((a - mx) ** 2 for a in x)
+
+
+def growth_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """Fit the power of the part of a value that grows, for doubling sizes: a constant part drops out of differences."""
+    return exponent(sizes[1:], [max(b - a, 1e-9) for a, b in pairwise(values)])

@@ -7,6 +7,7 @@ ratio is taken round by round until it is steady. Where it does not get steady t
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import subprocess
 import sys
@@ -97,21 +98,25 @@ def operations(f: Callable[[], Any]) -> int:
 
 _BEGIN = """
 import pickle, resource, sys
+from contextlib import suppress
 from pathlib import Path
 import torch
 f, options, lengths, heads, width, limit = pickle.load(sys.stdin.buffer)
 def memory(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
-f(*torch.randn(3, 1, 1, 64, 16), **options)
+f(*torch.randn(3, 1, heads, lengths[0], width), **options)
 """
 _PEAKS = """
 held = []
-for n in lengths:
+for round, n in enumerate((lengths[0], *lengths)):  # what only the first round loads is not measured
     q, k, v = torch.randn(3, 1, heads, n, width)
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = memory("VmRSS")
     held += [q, k, v, f(q, k, v, **options)]
-    print(max(memory("VmHWM") - before, 1))
+    if round > 0:
+        print(max(memory("VmHWM") - before, 1))
 """
 _LIMITED = """
 resource.setrlimit(resource.RLIMIT_DATA, (memory("VmData") + limit,) * 2)
@@ -128,14 +133,16 @@ def _in_new_process(program: str, task: tuple[Any, ...]) -> list[int]:
     if not sys.platform.startswith("linux"):
         raise OSError("memory is read from /proc, which only Linux has")
     command = [sys.executable, "-c", _BEGIN + program]
-    done = subprocess.run(command, input=pickle.dumps(task), capture_output=True, check=True)
+    # Freed memory goes back to the system at once, or later calls would use it again unseen.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    done = subprocess.run(command, input=pickle.dumps(task), capture_output=True, check=True, env=environment)
     return [int(line) for line in done.stdout.split()]
 
 
 def peak_bytes(f: Callable[..., Any], lengths: Sequence[int], heads: int, width: int, **options: Any) -> list[int]:
     """Measure the memory that f(q, k, v, **options) needs beyond its inputs, for each of the rising lengths.
 
-    All are measured in one new process, which keeps what it made, so that every peak is above the one before.
+    All are measured in one new process, which keeps what it made.
     """
     return _in_new_process(_PEAKS, (f, options, tuple(lengths), heads, width, 0))
 

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from limelight import attention
-from limelight.experiments.findings import BUSY, CORRECTED, DIRECTION, REPRODUCED, Finding, Result, exponent, holds
+from limelight.experiments.findings import (
+    BUSY,
+    CORRECTED,
+    DIRECTION,
+    REPRODUCED,
+    Finding,
+    Result,
+    growth_exponent,
+    holds,
+)
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.measuring import Ratio, judge_ratio, operations, peak_bytes, time_ratio
 from limelight.experiments.stored import stored_attention
@@ -40,25 +49,28 @@ print((y / total - ll.attention(q, k, v)).abs().max())
 """,
 )
 HEADS, WIDTH = 4, 64
+LENGTHS = {"streaming": (2048, 4096, 8192), "stored": (1024, 2048, 4096)}  # 8192 stored would take 2 GiB
 WAYS: dict[str, Callable[..., Tensor]] = {"streaming": attention, "stored": stored_attention}
 
 
 def run(quick: bool = False, seed: int = 0) -> Result:
     """Measure memory, count operations, and take ratios of times."""
     torch.manual_seed(seed)
-    lengths = (1024, 2048, 4096)
-    peaks = {name: peak_bytes(f, lengths, HEADS, WIDTH) for name, f in WAYS.items()}
-    timed = lengths[:2] if quick else lengths
-    ratios = {n: _time_ratio(n) for n in timed}
-    memory = [{"tokens": n} | {f"{name} bytes": peaks[name][i] for name in WAYS} for i, n in enumerate(lengths)]
+    peaks = {name: peak_bytes(f, LENGTHS[name], HEADS, WIDTH) for name, f in WAYS.items()}
+    ratios = {n: _time_ratio(n) for n in (LENGTHS["stored"][:2] if quick else LENGTHS["stored"])}
+    memory: list[dict[str, Any]] = [
+        {"way": name, "tokens": n, "bytes": x}
+        for name, found in peaks.items()
+        for n, x in zip(LENGTHS[name], found, strict=True)
+    ]
+    at_4096 = {row["way"]: row["bytes"] for row in memory if row["tokens"] == 4096}
     counted = _counted_operations()
     times = [{"tokens": n, "stored / streaming": x.median, "low": x.low, "high": x.high} for n, x in ratios.items()]
-    powers = [exponent(lengths, peaks[name]) for name in WAYS]
-    findings = [_judge_memory(powers), _judge_speed(ratios), *_judge_trade(counted, memory, ratios)]
-    last = memory[-1]
+    powers = [growth_exponent(LENGTHS[name], peaks[name]) for name in WAYS]
+    findings = [_judge_memory(powers), _judge_speed(ratios), *_judge_trade(counted, at_4096, ratios)]
     takeaway = (
-        f"At {last['tokens']} tokens streaming needs {last['streaming bytes'] / 2**20:.0f} MiB beyond its inputs where "
-        f"storing needs {last['stored bytes'] / 2**20:.0f}, for the same operations forward and "
+        f"At 4096 tokens streaming needs {at_4096['streaming'] / 2**20:.0f} MiB beyond its inputs where storing needs "
+        f"{at_4096['stored'] / 2**20:.0f}, for the same operations forward and "
         f"{counted[1]['streaming'] / counted[1]['stored']:.2f} times as many with the gradient."
     )
     return Result("streaming", takeaway, findings, {"memory": memory, "operations": counted, "times": times})
@@ -128,7 +140,7 @@ def _judge_memory(powers: list[float]) -> Finding:
         theirs=[1, 2],
         measured=[round(x, 2) for x in powers],
         verdict=holds(right, in_part=powers[0] < 1.5 < powers[1]),
-        note="with the output, in a process of its own",
+        note="of the part that grows, with the output; in a process of its own",
     )
 
 
@@ -150,11 +162,9 @@ def _judge_speed(ratios: dict[int, Ratio]) -> Finding:
     )
 
 
-def _judge_trade(
-    counted: list[dict[str, Any]], memory: list[dict[str, Any]], ratios: dict[int, Ratio]
-) -> list[Finding]:
+def _judge_trade(counted: list[dict[str, Any]], at_4096: dict[str, int], ratios: dict[int, Ratio]) -> list[Finding]:
     more = [round(row["streaming"] / row["stored"], 3) for row in counted]
-    less = memory[-1]["stored bytes"] / memory[-1]["streaming bytes"]
+    less = at_4096["stored"] / at_4096["streaming"]
     faster = max(ratios.values(), key=lambda x: x.low)
     return [
         Finding(
@@ -185,13 +195,11 @@ def draw(result: Result) -> Figure:
     from limelight.experiments.figures import lengths_axis, new_figure, series
 
     figure, axis = new_figure(height=3.3)
-    rows = result.data["memory"]
-    sizes = [row["tokens"] for row in rows]
     for n, name in enumerate(WAYS):
-        values = [row[f"{name} bytes"] for row in rows]
-        label = f"{name}: n^{exponent(sizes, values):.2f}"
-        series(axis, sizes, [x / 2**20 for x in values], n, label)
+        rows = [row for row in result.data["memory"] if row["way"] == name]
+        label = f"{name}: n^{growth_exponent(LENGTHS[name], [row['bytes'] for row in rows]):.2f}"
+        series(axis, LENGTHS[name], [row["bytes"] / 2**20 for row in rows], n, label)
     axis.set(yscale="log", ylabel="MiB beyond the inputs", title=f"Memory of attention, {HEADS} heads of width {WIDTH}")
-    lengths_axis(axis, sizes, "tokens")
-    axis.legend()
+    lengths_axis(axis, (1024, 2048, 4096, 8192), "tokens")
+    axis.legend(loc="center right")
     return figure

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import limelight as ll
 from conftest import assert_sums_close, generator
 from limelight.core import reference
+from limelight.core.masks import Mask
 
 TERMS = (None, None, None, None, None, None, torch.tensor(1.0), 1.0, 0.0, 0.0, None)
 SHAPES = [(13, 17), (5, 29), (31, 31)]
@@ -297,7 +298,7 @@ def test_meta_tensors_have_shapes() -> None:
     ids=repr,
 )
 def test_masks_and_biases_are_copied_and_pickled(value: Any) -> None:
-    name = "mask" if isinstance(value, ll.masks.Mask) else "bias"
+    name = "mask" if isinstance(value, Mask) else "bias"
     x = leaves()
     want = ll.attention(*x, **{name: value})
     for other in (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value))):

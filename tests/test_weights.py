@@ -472,7 +472,7 @@ def test_pairs_of_an_index() -> None:
         A = ll.weights(q, k, temperature=1.7, **options)  # type: ignore[arg-type]
         torch.testing.assert_close(A[:, :, i, j], A.dense()[:, :, i, j])
         torch.testing.assert_close(A[1, 2:5, i.tolist(), j.tolist()], A.dense()[1, 2:5, i, j])
-    with pytest.raises(IndexError, match="no pairs"):
+    with pytest.raises(IndexError, match="do not make pairs"):
         A[0, 0, [1, 2], [3]]
     with pytest.raises(IndexError, match="out of range"):
         A[0, 0, [1, 11], [3, 4]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -16,7 +15,7 @@ from torch import nn
 from limelight.lens.hf.arguments import is_transformers_model
 from limelight.lens.record import Record, layer_number
 from limelight.lens.recorder import Recorder, recording
-from limelight.matrix.base import Weights
+from limelight.matrix.statistics import STATISTICS
 from limelight.nn import MultiHeadAttention
 
 
@@ -71,7 +70,7 @@ def _statistics(keep: Sequence[str] | Mapping[str, Any] | None) -> dict[str, Any
     if not keep:
         raise ValueError("watch: keep is empty; name statistics, such as keep=('entropy',), or leave it out")
     wanted = dict(keep) if isinstance(keep, Mapping) else dict.fromkeys([keep] if isinstance(keep, str) else keep, True)
-    known = [name for name in inspect.signature(Weights.observe).parameters if name != "self"]
+    known = [*STATISTICS, "reduce"]
     for name, value in wanted.items():
         if name not in known:
             raise ValueError(f"watch: keep has no statistic {name!r}; there are {', '.join(known)}")

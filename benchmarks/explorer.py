@@ -1,4 +1,4 @@
-"""How fast the explorer is: a browser looks at a model that has read 32,768 tokens, and at 12 × 12 heads of 512.
+"""The speed of the explorer: a browser looks at a model that has read 32,768 tokens, and at 12 × 12 heads of 512.
 
     python benchmarks/explorer.py           # writes benchmarks/explorer.json
     python benchmarks/explorer.py --quick   # 4,096 tokens
@@ -42,9 +42,39 @@ const original = requestAnimationFrame;
 window.requestAnimationFrame = (f) => original((now) => {
   const begin = performance.now();
   f(now);
-  window.frames_seen.push([begin, performance.now() - begin]);
+  const last = window.frames_seen.at(-1), took = performance.now() - begin;
+  if (last?.[0] === now) last[1] += took; // all callbacks of a frame are given the same time
+  else window.frames_seen.push([now, took]);
 });
 """
+# Zooms in, drags, zooms out and in again: an event a frame, by the page's own listeners.
+MOVING = """async () => {
+  const canvas = document.querySelector(".plot > canvas"), box = canvas.getBoundingClientRect();
+  const x = box.left + 0.5 * box.width, y = box.top + 0.7 * box.height;
+  const send = (Type, kind, n, more) =>
+    canvas.dispatchEvent(new Type(kind, { clientX: x - 5 * n, clientY: y - 3 * n, cancelable: true, ...more }));
+  const wheel = (deltaY) => send(WheelEvent, "wheel", 0, { deltaY });
+  const pointer = (kind, n) => send(PointerEvent, kind, n, { pointerId: 1, button: 0 });
+  canvas.setPointerCapture = () => {};
+  const steps = [];
+  for (let n = 0; n < 60; n++) steps.push(() => wheel(-48));
+  steps.push(() => pointer("pointerdown", 0));
+  for (let n = 1; n <= 60; n++) steps.push(() => pointer("pointermove", n));
+  steps.push(() => pointer("pointerup", 61));
+  for (let n = 0; n < 60; n++) steps.push(() => wheel(48));
+  for (let n = 0; n < 30; n++) steps.push(() => wheel(-48));
+  window.frames_seen.length = 0;
+  await new Promise((done) => {
+    const step = () => {
+      const next = steps.shift();
+      if (!next) return done();
+      next();
+      requestAnimationFrame(step);
+    };
+    requestAnimationFrame(step);
+  });
+  return window.frames_seen;
+}"""
 
 
 def read(tokens: int) -> Subject:
@@ -114,35 +144,16 @@ def whole_view(page: Page, head: int) -> float:
 
 
 def moving(page: Page) -> dict[str, float]:
-    """Zooms in and out and pans, with the wheel and the mouse, as fast as frames come."""
-    box = page.locator(".plot > canvas").bounding_box()
-    assert box is not None
-    x, y = box["x"] + 0.5 * box["width"], box["y"] + 0.7 * box["height"]
-    page.mouse.move(x, y)
+    """Milliseconds of scripts a frame, and frames a second, while a view moves and its tiles arrive."""
     page.wait_for_timeout(500)
-    page.evaluate("frames_seen.length = 0")
-    begin = time.perf_counter()
-    for direction in (-1, 1, -1):
-        for _ in range(40):
-            page.mouse.wheel(0, direction * 120)
-            page.wait_for_timeout(16)
-    page.mouse.down()
-    for n in range(60):
-        page.mouse.move(x - 6 * n, y - 4 * n)
-        page.wait_for_timeout(16)
-    page.mouse.up()
-    elapsed = time.perf_counter() - begin
-    frames = page.evaluate("frames_seen")
-    # Several callbacks may belong to one frame: those that begin within 4 ms of each other.
-    spent: list[float] = []
-    last = -1e9
-    for start, took in frames:
-        if start - last > 4:
-            spent.append(took)
-        else:
-            spent[-1] += took
-        last = start + took
-    return {"frame_p95_ms": p95(spent), "frame_median_ms": statistics.median(spent), "frames_s": len(spent) / elapsed}
+    frames = page.evaluate(MOVING)
+    spent = [took for _, took in frames]
+    elapsed = (frames[-1][0] - frames[0][0]) / 1000
+    return {
+        "frame_p95_ms": p95(spent),
+        "frame_median_ms": statistics.median(spent),
+        "frames_s": (len(frames) - 1) / elapsed,
+    }
 
 
 def tiles(page: Page, tokens: int) -> dict[str, float]:
@@ -175,9 +186,9 @@ def renderer_bytes() -> float:
     return max((p.memory_info().rss for p in renderers), default=0) / 1e6
 
 
-def long_text(tokens: int) -> dict[str, Any]:
+def long_text(subject: Subject) -> dict[str, Any]:
     """Figures of a model that has read a long text."""
-    subject = read(tokens)
+    tokens = subject.matrices[0].N
     head = one_head(subject)
     gc.collect()
     before = psutil.Process().memory_info().rss
@@ -194,7 +205,7 @@ def long_text(tokens: int) -> dict[str, Any]:
 
 
 def many_heads() -> dict[str, Any]:
-    """Seconds from opening the page of 12 × 12 heads of 512 tokens to thumbnails on the screen."""
+    """Seconds from opening the page of 12 × 12 heads of 512 tokens to all thumbnails on the screen."""
     torch.manual_seed(0)
     g = torch.Generator().manual_seed(0)
     record = ll.lens.Record()
@@ -209,12 +220,16 @@ def many_heads() -> dict[str, Any]:
         page.wait_for_selector(".thumb.drawn")
         first = time.perf_counter() - begin
         page.locator(".thumb.drawn").nth(143).wait_for()
-        return {"first_thumbnail_s": first, "all_thumbnails_s": time.perf_counter() - begin}
+        return {"first_thumbnail_s": first, "usable_s": time.perf_counter() - begin}
 
 
 LIMITS = {
-    **{"view_over_head": 3, "frame_p95_ms": 8, "tile_p95_ms": 60, "server_mb": 500, "page_process_mb": 300},
-    "first_thumbnail_s": 2,
+    "view_over_head": 3,
+    "frame_p95_ms": 8,
+    "tile_p95_ms": 60,
+    "server_mb": 500,
+    "page_process_mb": 300,
+    "usable_s": 2,
 }
 
 
@@ -222,7 +237,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
-    found = {**long_text(4096 if quick else 32768), **many_heads()}
+    found = {**long_text(read(4096 if quick else 32768)), **many_heads()}
     table = Table("figure", "measured", "to reach")
     for name, value in found.items():
         limit = f"≤ {LIMITS[name]}" if name in LIMITS else "≥ 50" if name == "frames_s" else ""

@@ -1,4 +1,4 @@
-"""How fast models of transformers are under limelight, watched and not, against their own attention, in one run.
+"""The speed of models of transformers under limelight, watched and not, against their own attention, in one run.
 
     python benchmarks/lens.py           # one thread; writes benchmarks/lens.json
     python benchmarks/lens.py --quick   # fewer repetitions
@@ -26,7 +26,7 @@ from rich.table import Table
 from torch import Tensor
 
 import limelight as ll
-from attention import best
+from limelight.cli._bench.measuring import best
 from limelight.lens.hf import registration
 
 LENGTH = 4096
@@ -36,7 +36,11 @@ STACKS = {
     **{f"{s}_layers": 2 for s in ("encoder", "decoder")},
     **{f"{s}_attention_heads": 12 for s in ("encoder", "decoder")},
     **{f"{s}_ffn_dim": 3072 for s in ("encoder", "decoder")},
-    **{"vocab_size": 1000, "d_model": 768, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    "vocab_size": 1000,
+    "d_model": 768,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
     "decoder_start_token_id": 1,
 }
 SIGNS = {"bos_token_id": 1, "eos_token_id": 2}
@@ -156,7 +160,7 @@ def alone(way: str) -> dict[str, float]:
 
 
 def measured(way: str) -> dict[str, float]:
-    """What ``alone`` runs."""
+    """Run one way, in the process that ``alone`` starts."""
     torch.set_num_threads(1)
     model, ids = bert(), torch.randint(1000, 30000, (1, LENGTH), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -209,8 +213,11 @@ def main() -> None:
     fastest = {way: min(x["seconds"] for x in each) for way, each in runs.items()}
     memory = {way: min(x["bytes"] for x in each) for way, each in runs.items()}
     found["watched"] = {
-        **{"seconds": fastest, "bytes": memory, "ratio": fastest["eager"] / fastest["limelight"]},
-        **{"memory": memory["limelight"] / memory["eager"], "entropy": [runs[way][0]["entropy"] for way in WAYS]},
+        "seconds": fastest,
+        "bytes": memory,
+        "ratio": fastest["eager"] / fastest["limelight"],
+        "memory": memory["limelight"] / memory["eager"],
+        "entropy": [runs[way][0]["entropy"] for way in WAYS],
     }
     table = Table(f"6 layers, {LENGTH} tokens, report on heads", "seconds", "MB beyond the model")
     for way in WAYS:

@@ -1,19 +1,23 @@
-"""How fast whole models are: limelight and transformers with SDPA, the same random weights, in one run.
+"""The speed of whole models: limelight and transformers with SDPA, the same random weights, in one run.
 
-    python benchmarks/models.py           # one thread; writes benchmarks/models.json
-    python benchmarks/models.py --quick   # fewer repetitions
+    python benchmarks/models.py                    # one thread, every case; writes benchmarks/results/models-CPU.json
+    python benchmarks/models.py --quick            # fewer repetitions
+    python benchmarks/models.py --case SmolLM2     # only the cases whose name contains this
 
 Needs transformers (`pip install '.[test]'`). Both models are loaded from the same checkpoint, and their tokens or
-hidden states are compared before anything is timed.
+hidden states are compared before anything is timed. A step of generation reads every weight and the whole cache once:
+the bandwidth of the machine says how long that takes at least.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +28,10 @@ from rich.progress import track
 from rich.table import Table
 
 import limelight as ll
-from attention import best
 from limelight import backends, models
+from limelight.cli._bench import machine
+from limelight.cli._bench.measuring import best, best_when_steady, is_steady
+from limelight.models import checkpoint
 
 NEW, PROMPT = 64, 2048
 
@@ -107,23 +113,128 @@ CASES: dict[str, tuple[Callable[[], dict[str, Callable[[], Any]]], float]] = {
 }
 
 
-def decode_steps(seconds: float) -> list[dict[str, float]]:
-    """The time of one step of the LLaMA above by the length of its cache, and what reading the cache takes."""
-    _, ours = pair(hf.LlamaForCausalLM, llama())
-    token, bandwidth = torch.tensor([[1]]), backends.read_bandwidth(1)
+@dataclass(frozen=True)
+class Shape:
+    """A published model's shape, with random weights: a step of generation after prompts of several lengths."""
+
+    name: str
+    kind: Any
+    config: Any
+    prompts: dict[int, float]  # length: how many times as fast as transformers a step is to be
+    reading: float | None = None  # how many times reading its weights and its cache a step may take
+
+    def case(self, length: int) -> str:
+        return f"{self.name}, after {length}"
+
+
+SMOLLM2 = hf.LlamaConfig(
+    hidden_size=576,
+    num_hidden_layers=30,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    intermediate_size=1536,
+    vocab_size=49152,
+    max_position_embeddings=8192,
+    tie_word_embeddings=True,
+)
+LLAMA_1B = hf.LlamaConfig(
+    hidden_size=2048,
+    num_hidden_layers=16,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=64,
+    intermediate_size=8192,
+    vocab_size=128256,
+    max_position_embeddings=131072,
+    tie_word_embeddings=True,
+)
+SHAPES = [
+    Shape("SmolLM2-135M", hf.LlamaForCausalLM, SMOLLM2, {32: 1.3, 1024: 1.3, 4096: 1.8}),
+    Shape("GPT-2", hf.GPT2LMHeadModel, hf.GPT2Config(), {32: 1.0, 960: 1.0}, reading=1.15),
+    Shape("Llama-3.2-1B", hf.LlamaForCausalLM, LLAMA_1B, {32: 1.0, 1024: 1.0}, reading=1.15),
+]
+
+
+def share(ours: Any, theirs: Any, config: Any) -> None:
+    """Let our parameters lie where theirs do, so that large models are in memory once."""
+    architecture = checkpoint.ARCHITECTURES[config.model_type]
+    found = {name.removeprefix(architecture.PREFIX): x for name, x in theirs.state_dict().items()}
+    parameters = dict(ours.named_parameters())
+    for one in architecture.tensors(config.to_dict()):
+        for name, x in zip(one.ours, one.split(found[one.theirs]), strict=True):
+            parameters[name].data = x.contiguous()
+    backends.move_to_large_pages(ours.parameters())
+
+
+def step_cases(shape: Shape, wanted: str, threads: int, seconds: float) -> list[dict[str, Any]]:
+    """Measure a step of generation and, once or twice, the prompt, for both."""
+    lengths = [length for length in shape.prompts if wanted in shape.case(length)]
+    if not lengths:
+        return []
+    torch.manual_seed(0)
+    theirs = shape.kind._from_config(shape.config, attn_implementation="sdpa").eval()
+    ours = models.build(shape.config).eval()
+    share(ours, theirs, shape.config)
+    weights = sum(x.numel() * x.itemsize for x in ours.parameters())
     found = []
-    for length in (256, 1024, 4000):
-        cache = ll.KVCache(capacity=length + 1)
-        ours(torch.ones(1, length, dtype=torch.long), cache=cache)
+    for length in lengths:
+        ids = torch.randint(0, shape.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(1))
+        token = ids[:, -1:]
+        cache, other = ll.KVCache(capacity=length + 1), hf.DynamicCache(config=shape.config)
 
-        def step(cache: ll.KVCache = cache, length: int = length) -> None:
-            ours(token, cache=cache)
-            cache.truncate(length)
+        def mine(ids: torch.Tensor, cache: ll.KVCache = cache, length: int = length) -> torch.Tensor:
+            if cache.count > length:
+                cache.truncate(length)
+            return ours(ids, cache=cache, last=True)
 
-        t = best({"step": step}, seconds)["step"]
-        size = sum(2 * slot.buffers["k"][:, :, :length].numel() * 4 for slot in cache.slots)
-        found.append({"length": length, "milliseconds": t * 1e3, "reading": size / bandwidth * 1e3})
+        def yours(ids: torch.Tensor, cache: Any = other, length: int = length) -> torch.Tensor:
+            if cache.get_seq_length() > length:
+                cache.crop(-1)
+            return theirs(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+
+        prompt = {}
+        for name, call in (("limelight", mine), ("transformers", yours)):
+            start = time.perf_counter()
+            call(ids)
+            prompt[name] = time.perf_counter() - start
+        torch.testing.assert_close(mine(token), yours(token), rtol=1e-3, atol=1e-3)
+        calls = {"limelight": partial(mine, token), "transformers": partial(yours, token)}
+        times, ratios = best_when_steady(calls, seconds, lambda t: t["transformers"] / t["limelight"])
+        size = weights + sum(2 * slot.buffers["k"][:, :, :length].numel() * 4 for slot in cache.slots)
+        reading = size / backends.read_bandwidth(threads, 1 << 28)
+        found.append(
+            {
+                "case": shape.case(length),
+                "threads": threads,
+                "goal": shape.prompts[length],
+                "ratio": times["transformers"] / times["limelight"],
+                "steady": is_steady(ratios),
+                "milliseconds": {name: t * 1e3 for name, t in times.items()},
+                "reading": reading * 1e3,
+                "of reading": times["limelight"] / reading,
+                "of reading, at most": shape.reading,
+                "prompt": prompt["transformers"] / prompt["limelight"],
+            }
+        )
     return found
+
+
+def steps_table(steps: list[dict[str, Any]], threads: int) -> Table:
+    """Return one row a shape and a length."""
+    table = Table(title=f"a step of generation, {threads} thread{'s' if threads > 1 else ''}, float32: milliseconds")
+    table.title_justify = "left"
+    columns = "limelight", "transformers", "transformers / limelight", "reading it once", "step / reading", "prompt"
+    for column in ("case", *columns):
+        table.add_column(column, justify="left" if column == "case" else "right")
+    for s in steps:
+        most = s["of reading, at most"]
+        ratio = f"{'' if s['steady'] else '~'}{s['ratio']:.2f} ({s['goal']:g}){' ✗' if s['ratio'] < s['goal'] else ''}"
+        limit = "" if most is None else f" ({most:g}){' ✗' if s['of reading'] > most else ''}"
+        both = (f"{s['milliseconds'][name]:.2f}" for name in ("limelight", "transformers"))
+        table.add_row(
+            s["case"], *both, ratio, f"{s['reading']:.2f}", f"{s['of reading']:.2f}{limit}", f"{s['prompt']:.2f}"
+        )
+    return table
 
 
 def after_the_prompt(ms: dict[str, float]) -> float | None:
@@ -137,23 +248,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="benchmarks/results/models-CPU.json if every case is run")
     args = parser.parse_args()
     hf.logging.set_verbosity_error()
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     seconds = 0.5 if args.quick else 3.0
+    console, progress = Console(width=160), Console(stderr=True)
+    warning = machine.busy()
+    if warning:
+        progress.print(f"warning: {warning}")
     results = []
     chosen = [(n, c) for n, c in CASES.items() if args.case in n]
     with torch.inference_mode():
-        for name, (make, goal) in track(chosen, "models", console=Console(stderr=True)):
+        for name, (make, goal) in track(chosen, "models", console=progress):
             times = best(make(), seconds)
             ratio = times["transformers"] / times["limelight"]
             ms = {n: t * 1e3 for n, t in times.items()}
-            results.append(
-                {"case": name, "goal": goal, "ratio": ratio, "milliseconds": ms, "the rest": after_the_prompt(ms)}
-            )
-        steps = decode_steps(seconds / 2)
-    table = Table(title="one thread, float32, random weights: milliseconds, best of several", title_justify="left")
+            rest = after_the_prompt(ms)
+            results.append({"case": name, "goal": goal, "ratio": ratio, "milliseconds": ms, "the rest": rest})
+        steps = []
+        for shape in track(SHAPES, "steps", console=progress):
+            steps += step_cases(shape, args.case, args.threads, seconds / 2)
+    if results:
+        console.print(generations_table(results, args.threads))
+    if steps:
+        console.print(steps_table(steps, args.threads))
+    out = args.out
+    if out is None and not args.case:
+        out = Path(__file__).parent / "results" / f"models-{machine.file_name(machine.cpu_name())}"
+    if out is not None:
+        about = {"cpu": machine.cpu_name(), "isa": backends.isa(), "torch": torch.__version__, "threads": args.threads}
+        out.write_text(json.dumps({**about, "results": results, "steps": steps}, indent=1) + "\n")
+        console.print(f"wrote {out}")
+
+
+def generations_table(results: list[dict[str, Any]], threads: int) -> Table:
+    """Return one row a case."""
+    table = Table(title=f"{threads} thread{'s' if threads > 1 else ''}, float32, random weights: milliseconds")
+    table.title_justify = "left"
     for column in ("case", "limelight", "transformers", "transformers / limelight", "to reach", "after the prompt"):
         table.add_column(column, justify="left" if column == "case" else "right")
     for r in results:
@@ -161,16 +294,7 @@ def main() -> None:
         rest = "" if r["the rest"] is None else f"{r['the rest']:.2f}"
         both = f"{ms['limelight']:.1f}", f"{ms['transformers']:.1f}"
         table.add_row(r["case"], *both, f"{r['ratio']:.2f}{mark}", f"{r['goal']}", rest)
-    console = Console(width=160)
-    console.print(table)
-    for s in steps:
-        console.print(
-            f"one step of the LLaMA with {s['length']} tokens in its cache: {s['milliseconds']:.2f} ms "
-            f"(reading the cache takes {s['reading']:.2f} ms)"
-        )
-    machine = {"machine": platform.processor() or platform.machine(), "isa": backends.isa(), "torch": torch.__version__}
-    args.out.write_text(json.dumps({**machine, "results": results, "decode steps": steps}, indent=1))
-    console.print(f"wrote {args.out}")
+    return table
 
 
 if __name__ == "__main__":

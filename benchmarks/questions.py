@@ -1,11 +1,12 @@
-"""What it costs to ask the attention matrix something: limelight beside its own forward pass and beside the usual way.
+"""The cost of each statistic, compared with limelight's own forward pass and with the dense matrix.
 
     python benchmarks/questions.py            # writes benchmarks/questions.json
     python benchmarks/questions.py --quick    # fewer repetitions
 
 One thread, 8 heads of width 64, float32. "times forward" is the time of a question, with nothing known before, over
-that of `attention` on the same inputs. The usual way is the dense matrix in torch, then the same reductions. Memory is
-the peak of a process, beyond what it held before and the results.
+that of `attention` on the same inputs; for gradients, the time of a question and its gradient over that of `attention`
+and its gradient. The usual way is the dense matrix in torch, then the same reductions. Memory is the peak of a process,
+beyond what it held before and the results.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from rich.table import Table
 from torch import Tensor
 
 import limelight as ll
-from attention import best
 from limelight import backends
+from limelight.cli._bench.measuring import best
 
 H, D = 8, 64
 ALL: dict[str, Any] = {
@@ -86,6 +87,55 @@ def beside_the_forward(n: int, seconds: float) -> list[dict[str, Any]]:
     times = best({"forward": lambda: ll.attention(q, k, v), "question": lambda: ll.weights(q, k).similarity()}, seconds)
     results.append({"question": "similarity(), 12 heads", "n": n, **_row(times, 4.0)})
     return results
+
+
+DIFFERENTIABLE: dict[str, dict[str, Any]] = {
+    "entropy()": {"entropy": True},
+    "mass(First(1))": {"mass": ll.First(1)},
+    "mass(Causal())": {"mass": ll.Causal()},
+    "distance()": {"distance": True},
+    "received()": {"received": True},
+    "profile(64)": {"profile": 64},
+    "profile(2048)": {"profile": 2048},
+    "pool(256, 256)": {"pool": (256, 256)},
+    "observe: entropy, mass, distance, received, profile 2048, pool 256 × 256": {
+        "entropy": True,
+        "mass": ll.First(1),
+        "distance": True,
+        "received": True,
+        "profile": 2048,
+        "pool": (256, 256),
+    },
+}
+
+
+def gradients(n: int, seconds: float, **options: Any) -> list[dict[str, Any]]:
+    """Every question with its gradient, and a training step with a penalty on the entropy beside one without."""
+    q, k, v = (x.requires_grad_() for x in inputs(n))
+    dout = torch.randn(v.shape, generator=torch.Generator().manual_seed(1))
+
+    def attend() -> object:
+        return torch.autograd.grad(ll.attention(q, k, v, **options), (q, k, v), dout)
+
+    def ask(asked: dict[str, Any]) -> object:
+        seen = ll.weights(q, k, **options).observe(**asked)
+        answers = [getattr(seen, name) for name in asked]
+        return torch.autograd.grad(answers, (q, k), [x.detach() for x in answers])
+
+    def step(penalty: bool) -> object:
+        A = ll.weights(q, k, **options)
+        y = A @ v
+        results, ahead = ([y, A.entropy()], [dout, torch.ones(q.shape[:3])]) if penalty else ([y], [dout])
+        return torch.autograd.grad(results, (q, k, v), ahead)
+
+    found = []
+    kind = ", ".join(f"{name} {value!r}" for name, value in options.items())
+    for name, asked in track(DIFFERENTIABLE.items(), "gradients", console=Console(stderr=True)):
+        times = best({"forward": attend, "question": lambda asked=asked: ask(asked)}, seconds)
+        found.append({"question": name, "options": kind, "n": n, **_row(times, 1.5)})
+    times = best({"forward": lambda: step(False), "question": lambda: step(True)}, seconds)
+    name = "training step with A @ v and A.entropy(), over one with A @ v"
+    return [*found, {"question": name, "options": kind, "n": n, **_row(times, 1.25)}]
 
 
 def _row(times: dict[str, float], goal: float) -> dict[str, Any]:
@@ -147,31 +197,44 @@ print((after - before) / 1024 - sum(x.numel() * x.itemsize for x in found) / 2**
 
 
 def peak_memory(n: int) -> dict[str, Any]:
-    """Of observing at a length at which the matrix could not be held."""
+    """Memory of observing at a length at which the matrix would not fit."""
     code = PEAK.format(here=str(Path(__file__).parent), n=n)
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     return {"n": n, "megabytes": float(out), "matrix": H * n * n * 4 / 1e6, "below": 128.0}
 
 
+def _table(title: str, ratio: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in ("question", "milliseconds", ratio, "at most"):
+        table.add_column(name, justify="left" if name == "question" else "right")
+    for r in rows:
+        mark = "" if r["times forward"] <= r["at most"] else " ✗"
+        question = ", ".join(filter(None, (r["question"], r.get("options"))))
+        table.add_row(question, f"{r['milliseconds']:.1f}", f"{r['times forward']:.2f}{mark}", f"{r['at most']}")
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, shorter lengths")
+    parser.add_argument("--only", choices=["gradients"], help="print this table alone and write nothing")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     args = parser.parse_args()
     seconds = 0.3 if args.quick else 2.0
     torch.set_num_threads(1)
+    title = "one thread, 8 heads of width 64, n = 2048"
+    if args.only:
+        rows = [row for options in ({}, {"mask": ll.Causal()}) for row in gradients(2048, seconds, **options)]
+        Console(width=160).print(_table(f"with gradients, {title}", "times forward and gradient", rows))
+        return
     with torch.inference_mode():
         asked = beside_the_forward(2048, seconds)
         usual = beside_the_usual_way(2048 if args.quick else 4096, seconds)
+    differentiated = [row for options in ({}, {"mask": ll.Causal()}) for row in gradients(2048, seconds, **options)]
     memory = peak_memory(8192 if args.quick else 32768)
     console = Console(width=160)
-    table = Table(title="one thread, 8 heads of width 64, n = 2048", title_justify="left")
-    for name in ("question", "milliseconds", "times forward", "at most"):
-        table.add_column(name, justify="left" if name == "question" else "right")
-    for r in asked:
-        mark = "" if r["times forward"] <= r["at most"] else " ✗"
-        table.add_row(r["question"], f"{r['milliseconds']:.1f}", f"{r['times forward']:.2f}{mark}", f"{r['at most']}")
-    console.print(table)
+    console.print(_table(title, "times forward", asked))
+    console.print(_table(f"with gradients, {title}", "times forward and gradient", differentiated))
     console.print(
         f"observe ({ASKED}) at n = {usual['n']}: {usual['limelight']:.0f} ms, the usual way "
         f"{usual['usual way']:.0f} ms: {usual['ratio']:.2f} times as fast (to reach: {usual['at least']})"
@@ -181,7 +244,11 @@ def main() -> None:
         f"where the matrix would take {memory['matrix']:.0f} MB (to stay below: {memory['below']:.0f})"
     )
     machine = {"machine": platform.processor() or platform.machine(), "isa": backends.isa(), "torch": torch.__version__}
-    args.out.write_text(json.dumps({**machine, "questions": asked, "usual way": usual, "memory": memory}, indent=1))
+    args.out.write_text(
+        json.dumps(
+            {**machine, "questions": asked, "gradients": differentiated, "usual way": usual, "memory": memory}, indent=1
+        )
+    )
     console.print(f"wrote {args.out}")
 
 

@@ -1,4 +1,4 @@
-"""How good and how fast the translator is: BLEU, numbers, names, long sentences, notes, and times.
+"""The quality and speed of the translator: BLEU, numbers, names, long sentences, notes, and times.
 
 Everything is measured on sentences that were held out of training, with numbers and names that training never had; only
 the days of a month are too few for that.
@@ -21,8 +21,8 @@ from typing import NamedTuple
 import sacrebleu
 import torch
 
-from attention import best
 from limelight import translate
+from limelight.cli._bench.measuring import best
 from limelight.translate import Pair, Translation, Translator
 from limelight.translate.augmentation import continued, lower_words, reserved
 

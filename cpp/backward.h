@@ -43,24 +43,33 @@ template <class C> void backward(Problem p, const Gradients& g, int threads) {
     std::vector<C> slopes(g.slopes ? p.B * ranges * p.Hq : 0);
     if (p.multiplications() < kWorthAThread) threads = 1;
     Arena measure{0};
-    lay_out_gradient<C>(p, g, measure);
+    const GradientScratch<C> plan = lay_out_gradient<C>(p, g, measure);
+    const bool summed =
+        std::any_of(plan.terms.begin(), plan.terms.end(), [](const auto& term) { return term->needs_sum(); });
+    std::vector<C> sums(summed ? p.B * p.Hq * p.N : 0);  // Σ P ∘ term of every row
 
-    for (int64_t first = 0; first < units; first += at_once)
-        for (int64_t round = 0; round < ranges; ++round)
-            parallel(at_once * ranges, threads, measure.next, [&](int64_t index, char* scratch) {
-                const int64_t unit = first + index / ranges, column = index % ranges, row = (column + round) % ranges;
-                GradientTask<C> t;
-                t.batch = unit / p.Hkv;
-                t.head = unit % p.Hkv;
-                t.row_begin = row * row_range;
-                t.row_end = min(t.row_begin + row_range, rows);
-                t.key_begin = column * key_range;
-                t.key_end = min(t.key_begin + key_range, p.M);
-                const int64_t part = t.batch * ranges + column;
-                t.offsets = offsets.data() + (g.offsets ? part * diagonals : 0);
-                t.slopes = slopes.data() + (g.slopes ? part * p.Hq : 0);
-                if (t.row_begin < t.row_end && t.key_begin < t.key_end) differentiate(p, g, t, scratch);
-            });
+    const auto run = [&](auto&& compute) {
+        for (int64_t first = 0; first < units; first += at_once)
+            for (int64_t round = 0; round < ranges; ++round)
+                parallel(at_once * ranges, threads, measure.next, [&](int64_t index, char* scratch) {
+                    const int64_t unit = first + index / ranges, column = index % ranges;
+                    const int64_t row = (column + round) % ranges;
+                    GradientTask<C> t;
+                    t.batch = unit / p.Hkv;
+                    t.head = unit % p.Hkv;
+                    t.row_begin = row * row_range;
+                    t.row_end = min(t.row_begin + row_range, rows);
+                    t.key_begin = column * key_range;
+                    t.key_end = min(t.key_begin + key_range, p.M);
+                    const int64_t part = t.batch * ranges + column;
+                    t.offsets = offsets.data() + (g.offsets ? part * diagonals : 0);
+                    t.slopes = slopes.data() + (g.slopes ? part * p.Hq : 0);
+                    t.sums = sums.empty() ? nullptr : sums.data();
+                    if (t.row_begin < t.row_end && t.key_begin < t.key_end) compute(p, g, t, scratch);
+                });
+    };
+    if (!sums.empty()) run(sum_terms<C>);
+    run(differentiate<C>);
     if (g.offsets) add_parts(offsets, diagonals, reinterpret_cast<C*>(g.offsets));
     if (g.slopes) add_parts(slopes, p.Hq, reinterpret_cast<C*>(g.slopes));
 }

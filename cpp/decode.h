@@ -1,13 +1,17 @@
 // The two products of attention in decoding, with fewer rows than lanes: features lie in the lanes instead.
 //
-// Reading K and V is then the whole cost. Each is read once for up to four rows, one key after the
-// other from its first feature to its last: any other order loses the machine's own prefetching and
-// half of the bandwidth with it.
+// Reading K and V is most of the cost. Each is read once for up to four rows, in steps of kDecodeStep keys, and asked
+// for ahead of its use, since the machine's own prefetching stops at every page and at every change between K and V.
+// Scores and weights lie row by row, s[row][key], so that maxima and exponentials fill whole vectors however few the
+// rows are, and the values of a step are summed in registers, apart from the steps before.
 #pragma once
 
 #include "half.h"
 
 namespace limelight::LIMELIGHT_ISA {
+
+// Keys in a step, and numbers from one row of scores to the next.
+constexpr int64_t kDecodeStep = 64;
 
 // Rows of K or V where they lie.
 template <class E> struct Matrix {
@@ -16,6 +20,15 @@ template <class E> struct Matrix {
 
     LIMELIGHT_INLINE const E* row(int64_t j) const { return data + j * stride; }
 };
+
+// How many rows further on memory is asked for: about 4 KiB, or none where all of it lies in a cache.
+template <class E> LIMELIGHT_INLINE int64_t rows_ahead(int64_t width, bool in_cache) {
+    return in_cache ? 0 : 4096 / (width * int64_t(sizeof(E))) + 1;
+}
+
+template <class E> LIMELIGHT_INLINE void prefetch_row(const E* row, int64_t width) {
+    for (int64_t d = 0; d < width; d += 64 / int64_t(sizeof(E))) __builtin_prefetch(row + d);
+}
 
 // s[row] = q[row] · k for R rows.
 template <class C, class E, int R> LIMELIGHT_INLINE void dot(const C* q, const E* k, int64_t D, C* s) {
@@ -34,136 +47,142 @@ template <class C, class E, int R> LIMELIGHT_INLINE void dot(const C* q, const E
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) acc[r][0] += x * load(q + r * D + d);
     }
-    Vec<C> total[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-        total[r] = acc[r][0];
+        Vec<C> total = acc[r][0];
 #pragma GCC unroll 8
-        for (int u = 1; u < U; ++u) total[r] += acc[r][u];
-    }
-    if constexpr (R == 4 && sizeof(C) == 4) {
-        const Vec<C> four = sums(total);
-        std::memcpy(s, &four, 4 * sizeof(C));
-    } else {
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) s[r] = sum<C>(total[r]);
+        for (int u = 1; u < U; ++u) total += acc[r][u];
+        s[r] = sum<C>(total);
     }
     for (; d < D; ++d)
         for (int r = 0; r < R; ++r) s[r] += C(widen(k[d])) * q[r * D + d];
 }
 
-// s[key] = q · k[key] for four keys at once, whose sums are then folded together: cheaper than one by
-// one, where K lies in a cache and the order of reading does not matter.
-template <class E> LIMELIGHT_INLINE void dot_four(const float* q, Matrix<E> k, int64_t D, float* s) {
-    constexpr int W = kWidth<float>;
-    Vec<float> acc[4] = {}, more[4] = {};
+// s[0 … 3] = the sums of four vectors.
+template <class C> LIMELIGHT_INLINE void store_sums(const Vec<C> (&v)[4], C* s) {
+    if constexpr (sizeof(C) == 4) {
+        const Vec<C> four = sums(v);
+        std::memcpy(s, &four, 4 * sizeof(C));
+    } else {
+#pragma GCC unroll 4
+        for (int a = 0; a < 4; ++a) s[a] = sum<C>(v[a]);
+    }
+}
+
+// s[row][key] = q[row] · k[key] for R rows and four keys, whose sums are folded together.
+template <class C, class E, int R>
+LIMELIGHT_INLINE void dot_four_keys(const C* q, const E* const (&k)[4], int64_t D, C* s) {
+    constexpr int W = kWidth<C>, U = R == 1 ? 2 : 1;  // eight sums in flight
+    Vec<C> acc[U][R][4] = {};
     int64_t d = 0;
-    for (; d + 2 * W <= D; d += 2 * W) {
-        const Vec<float> x = load(q + d), y = load(q + d + W);
+    const auto add = [&](Vec<C>(&sum)[R][4], int64_t at) {
+        Vec<C> y[R];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) y[r] = load(q + r * D + at);
 #pragma GCC unroll 4
         for (int a = 0; a < 4; ++a) {
-            acc[a] += x * load_as<float>(k.row(a) + d);
-            more[a] += y * load_as<float>(k.row(a) + d + W);
+            const Vec<C> x = load_as<C>(k[a] + at);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) sum[r][a] += x * y[r];
         }
+    };
+    for (; d + U * W <= D; d += U * W)
+#pragma GCC unroll 2
+        for (int u = 0; u < U; ++u) add(acc[u], d + u * W);
+    if (U > 1 && d + W <= D) add(acc[0], d), d += W;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+        if constexpr (U > 1)
+#pragma GCC unroll 4
+            for (int a = 0; a < 4; ++a) acc[0][r][a] += acc[1][r][a];
+        store_sums<C>(acc[0][r], s + r * kDecodeStep);
     }
-#pragma GCC unroll 4
-    for (int a = 0; a < 4; ++a) acc[a] += more[a];
-    const Vec<float> four = sums(acc);
-#pragma GCC unroll 4
-    for (int a = 0; a < 4; ++a) s[a * W] = four[a];
     for (; d < D; ++d)
-        for (int a = 0; a < 4; ++a) s[a * W] += q[d] * float(widen(k.row(a)[d]));
-}
-
-// Reads one number of every line of a row, so that a pair of rows is still met in the order above.
-template <class E> LIMELIGHT_INLINE void touch_lines(const E* row, int64_t n) {
-    for (int64_t d = 0; d < n; d += 64 / sizeof(E)) {
-        const E x = row[d];
-        asm volatile("" : : "m"(x));
-    }
-}
-
-// o[row] += Σ p[key][row] v[key] for R rows and K keys.
-template <class C, class E, int R, int K>
-LIMELIGHT_INLINE void accumulate(const C* p, Matrix<E> v, int64_t Dv, C* o) {
-    constexpr int W = kWidth<C>;
-    Vec<C> w[K][R];
-#pragma GCC unroll 2
-    for (int a = 0; a < K; ++a)
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) w[a][r] = broadcast(p[a * W + r]);
-    int64_t d = 0;
-    for (; d + W <= Dv; d += W) {
-        Vec<C> x[K];
-#pragma GCC unroll 2
-        for (int a = 0; a < K; ++a) x[a] = load_as<C>(v.row(a) + d);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-            Vec<C> total = load(o + r * Dv + d);
-#pragma GCC unroll 2
-            for (int a = 0; a < K; ++a) total += w[a][r] * x[a];
-            store(o + r * Dv + d, total);
-        }
-    }
-    for (; d < Dv; ++d)
         for (int r = 0; r < R; ++r)
-            for (int a = 0; a < K; ++a) o[r * Dv + d] += p[a * W + r] * C(widen(v.row(a)[d]));
+            for (int a = 0; a < 4; ++a) s[r * kDecodeStep + a] += C(widen(k[a][d])) * q[r * D + d];
 }
 
-// f(first row, how many as a constant) over the rows: fours, then two, then one.
+// f(first row, how many as a constant) over the rows: as many at once as the registers hold sums for four keys of.
 template <class F> LIMELIGHT_INLINE void by_rows(int rows, F&& f) {
+    constexpr bool many = LIMELIGHT_REGISTERS >= 32;
     int r = 0;
-    for (; r + 4 <= rows; r += 4) f(r, std::integral_constant<int, 4>{});
-    if (r + 2 <= rows) f(r, std::integral_constant<int, 2>{}), r += 2;
+    if constexpr (many)
+        for (; rows - r >= 4; r += 4) f(r, std::integral_constant<int, 4>{});
+    for (; rows - r >= 3 && (many || rows - r != 4); r += 3) f(r, std::integral_constant<int, 3>{});
+    for (; rows - r >= 2; r += 2) f(r, std::integral_constant<int, 2>{});
     if (r < rows) f(r, std::integral_constant<int, 1>{});
 }
 
-// s[key][row] = q[row] · k[key]; `near` says that K lies in a cache.
-template <class C, class E> void decode_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, int rows, C* s,
-                                               bool in_cache) {
-    constexpr int W = kWidth<C>;
+// s[row][key] = q[row] · k[key] for a step of n keys; up to three more scores are written, which mean nothing.
+template <class C, class E>
+void decode_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, int rows, C* s, bool in_cache) {
+    const int64_t ahead = rows_ahead<E>(D, in_cache);
     by_rows(rows, [&](int r, auto R) {
-        int64_t j = 0;
-        if constexpr (sizeof(C) == 4)
-            if constexpr (decltype(R)::value == 1)
-                for (; in_cache && j + 4 <= n; j += 4) dot_four<E>(q + r * D, {k.row(j), k.stride}, D, s + j * W + r);
-        for (; j < n; ++j) dot<C, E, R>(q + r * D, k.row(j), D, s + j * W + r);
+        for (int64_t j = 0; j < n; j += 4) {
+            const E* key[4];
+            for (int a = 0; a < 4; ++a) key[a] = k.row(j + a < n ? j + a : n - 1);
+            if (ahead && !r)
+                for (int a = 0; a < 4; ++a) prefetch_row(k.row(j + a + ahead), D);
+            dot_four_keys<C, E, R>(q + r * D, key, D, s + r * kDecodeStep + j);
+        }
     });
 }
 
-// o[row] += Σ p[key][row] v[key] for R rows whose features all fit in registers.
-template <class C, class E, int R>
-LIMELIGHT_INLINE void accumulate_narrow(const C* p, Matrix<E> v, int64_t n, C* o) {
-    constexpr int W = kWidth<C>, F = 8 / R;
-    Vec<C> acc[R][F];
-#pragma GCC unroll 8
-    for (int i = 0; i < R * F; ++i) acc[i / F][i % F] = load(o + i * W);
-    for (int64_t j = 0; j < n; ++j)
+// o[row] = decay[row] · o[row] + Σ p[row][key] v[key] for R rows and F vectors of features, `ahead` of which is read.
+template <class C, class E, int R, int F>
+LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, const C* decay, int64_t ahead) {
+    constexpr int W = kWidth<C>, U = R * F <= 4 ? 2 : 1;  // keys at once, where there are few sums in flight
+    Vec<C> acc[U][R][F] = {};
+    const auto add = [&](Vec<C>(&sum)[R][F], int64_t j) {
+        if (ahead) prefetch_row(v.row(j + ahead), Dv);
 #pragma GCC unroll 8
         for (int f = 0; f < F; ++f) {
             const Vec<C> x = load_as<C>(v.row(j) + f * W);
 #pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) acc[r][f] += p[j * W + r] * x;
+            for (int r = 0; r < R; ++r) sum[r][f] += p[r * kDecodeStep + j] * x;
         }
+    };
+    int64_t j = 0;
+    for (; j + U <= n; j += U)
+#pragma GCC unroll 2
+        for (int u = 0; u < U; ++u) add(acc[u], j + u);
+    if (U > 1 && j < n) add(acc[0], j);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int i = 0; i < R * F; ++i) store(o + i * W, acc[i / F][i % F]);
+        for (int f = 0; f < F; ++f) {
+            if constexpr (U > 1) acc[0][r][f] += acc[1][r][f];
+            C* to = o + r * Dv + f * W;
+            store(to, load(to) * decay[r] + acc[0][r][f]);
+        }
 }
 
-// o[row] = decay[row] · o[row] + Σ p[key][row] v[key]
-template <class C, class E>
-void decode_values(const C* p, Matrix<E> v, int64_t Dv, int64_t n, int rows, C* o, const C* decay) {
+// The same for all features from d on: as many vectors at once as the registers hold, then half as many.
+template <class C, class E, int R, int F>
+LIMELIGHT_INLINE void add_all_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, const C* decay,
+                                     int64_t ahead, int64_t d = 0) {
     constexpr int W = kWidth<C>;
-    for (int r = 0; r < rows; ++r)
-        if (decay[r] != C(1))
-            for (int64_t d = 0; d < Dv; ++d) o[r * Dv + d] *= decay[r];
+    for (; d + F * W <= Dv; d += F * W)
+        add_values<C, E, R, F>(p, {v.data + d, v.stride}, n, o + d, Dv, decay, d ? 0 : ahead);
+    if constexpr (F > 1) {
+        if (d < Dv) add_all_values<C, E, R, F / 2>(p, v, n, o, Dv, decay, ahead, d);
+    } else {
+        for (; d < Dv; ++d)
+            for (int r = 0; r < R; ++r) {
+                C total = 0;
+                for (int64_t j = 0; j < n; ++j) total += p[r * kDecodeStep + j] * C(widen(v.row(j)[d]));
+                o[r * Dv + d] = o[r * Dv + d] * decay[r] + total;
+            }
+    }
+}
+
+// o[row] = decay[row] · o[row] + Σ p[row][key] v[key] over a step of n keys.
+template <class C, class E>
+void decode_values(const C* p, Matrix<E> v, int64_t Dv, int64_t n, int rows, C* o, const C* decay, bool in_cache) {
+    const int64_t ahead = rows_ahead<E>(Dv, in_cache);
     by_rows(rows, [&](int r, auto R) {
-        if (Dv * R == 8 * W) return accumulate_narrow<C, E, R>(p + r, v, n, o + r * Dv);
-        int64_t j = 0;
-        for (; j + 2 <= n; j += 2) {
-            touch_lines(v.row(j), Dv);
-            accumulate<C, E, R, 2>(p + j * W + r, {v.row(j), v.stride}, Dv, o + r * Dv);
-        }
-        if (j < n) accumulate<C, E, R, 1>(p + j * W + r, {v.row(j), v.stride}, Dv, o + r * Dv);
+        constexpr int F = R == 1 || (R == 2 && LIMELIGHT_REGISTERS >= 32) ? 8 : 4;
+        add_all_values<C, E, R, F>(p + r * kDecodeStep, v, n, o + r * Dv, Dv, decay + r, r ? 0 : ahead);
     });
 }
 

@@ -13,7 +13,7 @@ template <class C> void add_diagonals(const Block<C>& b, const C* x, C unit, C* 
     if (!b.consecutive()) {
         for (int r = 0; r < b.row_count; ++r) {
             const Row& row = b.rows[r];
-            C* to = offsets + row.head * all + b.p.N - 1 + row.position - b.first;
+            C* to = offsets + row.head * all + b.p.N - 1 - b.p.shift + row.position - b.first;
             for (int64_t j = 0; j < b.n; ++j) to[-j] += x[j * b.lanes + r] * unit;
         }
         return;
@@ -27,7 +27,7 @@ template <class C> void add_diagonals(const Block<C>& b, const C* x, C unit, C* 
     }
     // Column c holds lane c − (n − 1) + j of key j: that is, position − key = position of lane 0 − first + c − (n − 1).
     const int64_t columns = b.n + b.lanes - 1;
-    C* to = offsets + b.rows[0].head * all + b.p.N - 1 + b.rows[0].position - b.first - (b.n - 1);
+    C* to = offsets + b.rows[0].head * all + b.p.N - 1 - b.p.shift + b.rows[0].position - b.first - (b.n - 1);
     for (int64_t c = 0; c < columns; c += W) {
         Vec<C> total{};
         const int64_t begin = max(0, b.n - 1 - c - (W - 1)), end = min(b.n, b.n - 1 - c + b.lanes);

@@ -54,11 +54,12 @@ template <class C, class F> LIMELIGHT_INLINE void for_kept(const Block<C>& b, F&
         Wide query[parts], head[parts];
         for (int i = 0; i < W; ++i) {
             const Row& row = b.rows[min(r + i, b.row_count - 1)];
-            query[i % parts][i / parts] = row.query;
+            query[i % parts][i / parts] = row.query + b.p.first_query;
             head[i % parts][i / parts] = row.head;
         }
         static_assert(lanes * int(sizeof(uint64_t)) == LIMELIGHT_BYTES);
-        for (int64_t four = b.first / 4; four * 4 < b.first + b.n; ++four) {
+        const int64_t first = b.first + b.p.first_key;
+        for (int64_t four = first / 4; four * 4 < first + b.n; ++four) {
             Wide word[4][parts];
 #pragma GCC unroll 2
             for (int part = 0; part < parts; ++part) {
@@ -69,7 +70,7 @@ template <class C, class F> LIMELIGHT_INLINE void for_kept(const Block<C>& b, F&
             }
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i) {
-                const int64_t j = four * 4 + i - b.first;
+                const int64_t j = four * 4 + i - first;
                 if (j >= 0 && j < b.n) f(j * b.lanes + r, reaches<C>(word[i], limit));
             }
         }

@@ -15,12 +15,14 @@ LIMELIGHT_INLINE Vec<float> exp2(Vec<float> x) {
     x = larger(opaque(broadcast(-127.0f)), x);
     const Vec<float> shifted = x + magic;
     const Vec<float> f = x - (shifted - magic);
-    // Minimax for relative error (9e-8) with 2⁰ exact; in pairs, for a shorter chain of latencies.
-    const Vec<float> f2 = f * f;
-    const Vec<float> p54 = f * 0.00132647273f + 0.00967151299f;
-    const Vec<float> p32 = f * 0.0555073358f + 0.240222424f;
-    const Vec<float> p10 = f * 0.693147004f + 1.0f;
-    const Vec<float> p = (p54 * f2 + p32) * f2 + p10;
+    // Minimax of degree 6 for relative error, with 2⁰ exact. Its error, 2e-9, is far below the rounding of the result:
+    // degree 5 (9e-8) would show in rows with few keys. Horner's rule takes the fewest instructions.
+    Vec<float> p = f * 0.00015353362f + 0.0013398874f;
+    p = p * f + 0.0096184369f;
+    p = p * f + 0.0555033237f;
+    p = p * f + 0.2402264774f;
+    p = p * f + 0.6931471825f;
+    p = p * f + 1.0f;
     return p * (Vec<float>)((IntVec<float>)shifted << 23);
 }
 

@@ -13,7 +13,11 @@ void write_row(const Problem& p, int64_t batch, const Row& row, const RowResult<
     with_element_type(p.out.type, [&](auto e) {
         using E = decltype(e);
         E* to = reinterpret_cast<E*>(address(p.out, batch, row.head, row.query));
-        for (int64_t d = 0; d < p.Dv; ++d) to[d] = narrow<E>(end.empty ? C(0) : o[d] * end.factor);
+        const auto scaled = [&](auto x) { return x * end.factor + x * end.rest; };
+        int64_t d = 0;
+        if (!end.empty)
+            for (; d + kWidth<C> <= p.Dv; d += kWidth<C>) store_as<C>(to + d, scaled(load(o + d)));
+        for (; d < p.Dv; ++d) to[d] = end.empty ? narrow<E>(C(0)) : narrow<E>(scaled(o[d]));
     });
     write_normalisers(p, batch, row, end);
 }
@@ -21,9 +25,26 @@ void write_row(const Problem& p, int64_t batch, const Row& row, const RowResult<
 // The running sums of a row whose keys are split: m, l and o, one after the other.
 inline int64_t partial_width(const Problem& p) { return p.Dv + 2; }
 
+// Writes a whole tile of consecutive rows, scaled and transposed in one step; returns whether it could.
+template <class C> bool write_squares(const Problem& p, int64_t batch, const QueryTile<C>& x) {
+    if (!is_square<C>(p.out, p.Dv, x.consecutive())) return false;
+    alignas(64) C factor[kMaxLanes<C>], rest[kMaxLanes<C>];
+    for (int r = 0; r < x.row_count; ++r) {
+        const RowResult<C> end = finish_row(p, x.rows[r].head, x.m[r], x.l[r]);
+        if (end.empty) return false;
+        factor[r] = end.factor, rest[r] = end.rest;
+        write_normalisers(p, batch, x.rows[r], end);
+    }
+    C* to = reinterpret_cast<C*>(address(p.out, batch, x.rows[0].head, x.rows[0].query));
+    transpose_squares(x.o, x.lanes(), p.Dv, x.lanes(), to, p.out.row,
+                      [&](Vec<C> o, int64_t r) { return o * load(factor + r) + o * load(rest + r); });
+    return true;
+}
+
 // Writes the rows of a tile that has met all keys, or their running sums to `partial`, which belongs to the chunk.
 template <class C> void finish_tile(const Problem& p, int64_t batch, const QueryTile<C>& x, int64_t first_row, C* rows,
                                     C* partial) {
+    if (!partial && write_squares(p, batch, x)) return;
     if (x.decode) rows = x.o;
     else transpose(x.o, x.lanes(), p.Dv, x.lanes(), rows, p.Dv);
     for (int r = 0; r < x.row_count; ++r) {

@@ -24,6 +24,9 @@ LIMELIGHT_INLINE float widen(int8_t x) { return float(x); }
 LIMELIGHT_INLINE double widen(double x) { return x; }
 LIMELIGHT_INLINE float widen(bf16 x) { return bit_cast<float>(uint32_t(x.bits) << 16); }
 
+#if defined(__aarch64__)
+LIMELIGHT_INLINE float widen(f16 x) { return float(bit_cast<__fp16>(x.bits)); }
+#else
 // The exponent is moved by a multiplication, which makes subnormals right; all ones mean ∞ or NaN.
 LIMELIGHT_INLINE float widen(f16 x) {
     const uint32_t magnitude = uint32_t(x.bits & 0x7fff) << 13;
@@ -31,6 +34,7 @@ LIMELIGHT_INLINE float widen(f16 x) {
     const uint32_t sign = uint32_t(x.bits & 0x8000) << 16;
     return bit_cast<float>(bit_cast<uint32_t>(bit_cast<float>(magnitude) * 0x1p112f) | special | sign);
 }
+#endif
 
 // Round to nearest, ties to even.
 template <class E, class C> LIMELIGHT_INLINE E narrow(C x) { return static_cast<E>(x); }
@@ -42,6 +46,9 @@ template <> LIMELIGHT_INLINE bf16 narrow<bf16, float>(float x) {
 }
 
 template <> LIMELIGHT_INLINE f16 narrow<f16, float>(float x) {
+#if defined(__aarch64__)
+    return {bit_cast<uint16_t>(__fp16(x))};
+#else
     const uint32_t u = bit_cast<uint32_t>(x);
     const uint16_t sign = uint16_t(u >> 16 & 0x8000);
     const uint32_t magnitude = u & 0x7fffffff;
@@ -53,6 +60,7 @@ template <> LIMELIGHT_INLINE f16 narrow<f16, float>(float x) {
     }
     const uint32_t rebased = magnitude - (112u << 23);
     return {uint16_t(sign | ((rebased + 0xfff + (rebased >> 13 & 1)) >> 13))};
+#endif
 }
 
 template <> LIMELIGHT_INLINE bf16 narrow<bf16, double>(double x) { return narrow<bf16>(float(x)); }
@@ -82,13 +90,53 @@ template <class C> LIMELIGHT_INLINE Vec<float> load_as(const int8_t* p) {
 #endif
 }
 
-template <class C> LIMELIGHT_INLINE Vec<float> load_as(const bf16* p) { return (Vec<float>)(load_bits(p) << 16); }
+template <class C> LIMELIGHT_INLINE Vec<float> load_as(const bf16* p) {
+#if defined(__aarch64__) && LIMELIGHT_BYTES == 16
+    return (Vec<float>)vshll_n_u16(vld1_u16(&p->bits), 16);
+#else
+    return (Vec<float>)(load_bits(p) << 16);
+#endif
+}
 
 template <class C> LIMELIGHT_INLINE Vec<float> load_as(const f16* p) {
+#if defined(LIMELIGHT_X86) && LIMELIGHT_BYTES == 64
+    return (Vec<float>)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__F16C__) && LIMELIGHT_BYTES == 32
+    return (Vec<float>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__aarch64__) && LIMELIGHT_BYTES == 16
+    return (Vec<float>)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits)));
+#else
     const WordBits h = load_bits(p);
     const Vec<float> magnitude = (Vec<float>)((h & 0x7fff) << 13) * 0x1p112f;
     const WordBits special = (WordBits)((h & 0x7c00) == 0x7c00) & 0x7f800000;
     return (Vec<float>)((WordBits)magnitude | special | (h & 0x8000) << 16);
+#endif
+}
+
+LIMELIGHT_INLINE HalfBits to_bf16(Vec<float> v) {
+    const WordBits u = (WordBits)v, rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+    return __builtin_convertvector((u & 0x7fffffff) > 0x7f800000 ? (u >> 16 | 0x40) : rounded, HalfBits);
+}
+
+// kWidth<C> consecutive numbers, rounded as `narrow` does.
+template <class C, class E> LIMELIGHT_INLINE void store_as(E* p, Vec<C> v) {
+    if constexpr (std::is_same_v<E, C>) {
+        store(p, v);
+    } else if constexpr (std::is_same_v<E, bf16> && sizeof(C) == 4) {
+        const HalfBits h = to_bf16(v);
+        std::memcpy(p, &h, sizeof h);
+#if defined(LIMELIGHT_X86) && LIMELIGHT_BYTES == 64
+    } else if constexpr (std::is_same_v<E, f16> && sizeof(C) == 4) {
+        const __m256i h = _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
+        std::memcpy(p, &h, sizeof h);
+#elif defined(__F16C__) && LIMELIGHT_BYTES == 32
+    } else if constexpr (std::is_same_v<E, f16> && sizeof(C) == 4) {
+        const __m128i h = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
+        std::memcpy(p, &h, sizeof h);
+#endif
+    } else {
+        for (int i = 0; i < kWidth<C>; ++i) p[i] = narrow<E>(v[i]);
+    }
 }
 
 }  // namespace limelight::LIMELIGHT_ISA

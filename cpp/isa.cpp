@@ -3,16 +3,28 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#if defined(LIMELIGHT_X86)
+#include <cpuid.h>
+#endif
+
 #include "kernels.h"
 
 namespace limelight {
 namespace {
 
+#if defined(LIMELIGHT_X86)
+// Conversions of float16, which every machine with AVX2 has; not every compiler knows their name.
+bool has_f16c() {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 std::vector<const Kernels*> available() {
     std::vector<const Kernels*> found{&baseline_kernels};
 #if defined(LIMELIGHT_X86)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&avx2_kernels);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) found.push_back(&avx2_kernels);
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl"))
         found.push_back(&avx512_kernels);

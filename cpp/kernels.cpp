@@ -6,6 +6,7 @@
 #include "linear.h"
 #include "machine.h"
 #include "statistics/statistics.h"
+#include "tokens.h"
 
 namespace limelight {
 namespace LIMELIGHT_ISA {
@@ -23,6 +24,16 @@ void run_statistics(const Problem& p, const Statistics& s, int threads) {
 
 void run_linear(const Linear& l, int threads) {
     l.type == Type::f64 ? linear<double>(l, threads) : linear<float>(l, threads);
+}
+
+Cut run_cut(const Problem& p) { return p.wide() ? cut<double>(p) : cut<float>(p); }
+
+void run_rms_norm(const RmsNorm& n, int threads) {
+    n.type == Type::f64 ? rms_norm<double>(n, threads) : rms_norm<float>(n, threads);
+}
+
+void run_rotate(const Rotation& r, int threads) {
+    r.type == Type::f64 ? rotate<double>(r, threads) : rotate<float>(r, threads);
 }
 
 double run_multiply_adds(int64_t rounds, bool wide) {
@@ -43,6 +54,9 @@ const Kernels LIMELIGHT_NAME(LIMELIGHT_ISA) = {
     /* backward */ LIMELIGHT_ISA::run_backward,
     /* statistics */ LIMELIGHT_ISA::run_statistics,
     /* linear */ LIMELIGHT_ISA::run_linear,
+    /* cut */ LIMELIGHT_ISA::run_cut,
+    /* rms_norm */ LIMELIGHT_ISA::run_rms_norm,
+    /* rotate */ LIMELIGHT_ISA::run_rotate,
     /* multiply_add_loop */ LIMELIGHT_ISA::run_multiply_adds,
     /* sum_all */ LIMELIGHT_ISA::sum_all,
 };

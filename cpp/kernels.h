@@ -12,11 +12,15 @@ struct Kernels {
     const char* name;
     // Writes `out`, and `lse` and `normalisers` where they are not null.
     void (*forward)(const Problem& p, int threads);
-    // Adds the gradients of a problem whose `out` and `lse` are known.
+    // Adds the gradients of a problem whose `out` and `normalisers` are known.
     void (*backward)(const Problem& p, const Gradients& g, int threads);
     // Computes statistics of the weights of a problem whose values have width 0.
     void (*statistics)(const Problem& p, const Statistics& s, int threads);
     void (*linear)(const Linear& l, int threads);
+    // The work of a forward pass as it is cut for threads.
+    Cut (*cut)(const Problem& p);
+    void (*rms_norm)(const RmsNorm& n, int threads);
+    void (*rotate)(const Rotation& r, int threads);
     // For measuring the machine: `rounds` of independent multiply-adds, returning the operations done; a plain read.
     double (*multiply_add_loop)(int64_t rounds, bool wide);
     float (*sum_all)(const float* data, int64_t n);

@@ -20,11 +20,7 @@ template <class C> struct Block {
     C* s;
     C* softcap_slope = nullptr;  // where the softcap's derivative goes, or null
 
-    // The tile's rows are consecutive queries of one head and fill every lane.
-    bool consecutive() const {
-        const Row &a = rows[0], &b = rows[row_count - 1];
-        return row_count == lanes && a.head == b.head && b.query - a.query == lanes - 1;
-    }
+    bool consecutive() const { return are_consecutive(rows, row_count, lanes); }
 };
 
 template <class C> constexpr C kLog2e = C(1.4426950408889634074);
@@ -76,7 +72,7 @@ template <class C> void add_alibi(const Block<C>& b, AlibiBias<C> t) {
 
 // s += offset[position − key]: the lanes of a tile of consecutive queries read consecutive offsets.
 template <class C> void add_offsets(const Block<C>& b) {
-    const C* table = reinterpret_cast<const C*>(b.p.offsets) + (b.p.N - 1);
+    const C* table = reinterpret_cast<const C*>(b.p.offsets) + (b.p.N - 1 - b.p.shift);
     if (b.consecutive()) {
         const Row& row = b.rows[0];
         const C* o = table + row.head * (b.p.N + b.p.M - 1) + row.position - b.first;

@@ -3,14 +3,18 @@
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
 #include <optional>
+#include <stdexcept>
+#include <tuple>
 
 #include "kernels.h"
 #include "large_pages.h"
 #include "machine_limits.h"
+#include "thread_pool.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -64,7 +68,8 @@ void bind_problem(nb::module_& m) {
                Address q, const Strides& q_strides, Address k, const Strides& k_strides, Address v,
                const Strides& v_strides, Address out, const Strides& out_strides, const std::array<double, 3>& scaling,
                std::optional<AllowedKeys> mask, Address lse, Address normalisers, std::optional<Grid> bias,
-               Address slopes, Address offsets, Address sink, double dropout, uint64_t seed) {
+               Address slopes, Address offsets, Address sink, double dropout, uint64_t seed,
+               const std::array<int64_t, 3>& place) {
                 Problem* p = new (self) Problem;
                 p->B = sizes[0], p->Hq = sizes[1], p->Hkv = sizes[2], p->N = sizes[3], p->M = sizes[4], p->D = sizes[5];
                 p->Dv = value_width;
@@ -76,12 +81,14 @@ void bind_problem(nb::module_& m) {
                 p->slopes = pointer(slopes), p->offsets = pointer(offsets), p->sink = pointer(sink);
                 p->scale = scaling[0], p->softcap = scaling[1], p->temperature = scaling[2];
                 p->dropout = dropout, p->seed = seed;
+                p->shift = place[0], p->first_query = place[1], p->first_key = place[2];
             },
             nb::kw_only(), "sizes"_a, "value_width"_a, "type"_a, "value_type"_a, "q"_a, "q_strides"_a, "k"_a,
             "k_strides"_a, "v"_a, "v_strides"_a, "out"_a, "out_strides"_a, "scaling"_a, "mask"_a = nb::none(),
             "lse"_a = 0, "normalisers"_a = 0, "bias"_a = nb::none(), "slopes"_a = 0, "offsets"_a = 0, "sink"_a = 0,
-            "dropout"_a = 0.0, "seed"_a = 0,
-            "`sizes` are (B, Hq, Hkv, N, M, D) and `scaling` (scale, softcap, temperature).")
+            "dropout"_a = 0.0, "seed"_a = 0, "place"_a = std::array<int64_t, 3>{},
+            "`sizes` are (B, Hq, Hkv, N, M, D), `scaling` (scale, softcap, temperature) and `place` (shift,\n"
+            "first_query, first_key).")
         .def(
             "read_int8",
             [](Problem& p, Address k_scale, const std::array<int64_t, 2>& k_scale_strides, Address v_scale,
@@ -106,7 +113,7 @@ void bind_gradients(nb::module_& m) {
             [](Gradients* self, const Problem& p, int dout_type, Address dout, const Strides& dout_strides, Address dq,
                const Strides& dq_strides, Address dk, const Strides& dk_strides, Address dv, const Strides& dv_strides,
                Address dlse, std::optional<Grid> bias, Address offsets, Address slopes, Address d_temperature,
-               Address delta) {
+               Address delta, const std::vector<Request>& terms) {
                 Gradients* g = new (self) Gradients;
                 const int type = int(compute_type(p));
                 g->dout = rows(dout, dout_type, dout_strides);
@@ -116,10 +123,12 @@ void bind_gradients(nb::module_& m) {
                 if (bias) g->bias = *bias;
                 g->offsets = pointer(offsets), g->slopes = pointer(slopes);
                 g->d_temperature = pointer(d_temperature), g->delta = pointer(delta);
+                g->terms = terms;
             },
             "problem"_a, nb::kw_only(), "dout_type"_a, "dout"_a, "dout_strides"_a, "dq"_a, "dq_strides"_a, "dk"_a,
             "dk_strides"_a, "dv"_a, "dv_strides"_a, "dlse"_a = 0, "bias"_a = nb::none(), "offsets"_a = 0,
-            "slopes"_a = 0, "d_temperature"_a = 0, "delta"_a = 0);
+            "slopes"_a = 0, "d_temperature"_a = 0, "delta"_a = 0, "terms"_a = std::vector<Request>{},
+            "`terms` are statistics whose outputs hold their gradients.");
 }
 
 void bind_statistics(nb::module_& m) {
@@ -150,12 +159,20 @@ void bind_calls(nb::module_& m) {
         "problem"_a, "threads"_a,
         "Write softmax(logits / temperature) v to `out`, and `lse` and `normalisers` where given.");
     m.def(
+        "cut",
+        [](const Problem& p) {
+            const Cut c = kernels().cut(p);
+            return std::array<int64_t, 4>{c.tasks, c.rows, c.keys, c.chunks};
+        },
+        "problem"_a, "The work of `forward` as it is cut for threads: (tasks, rows, keys, chunks).");
+    m.def(
         "backward",
         [](const Problem& p, const Gradients& g, int threads) {
             nb::gil_scoped_release release;
             kernels().backward(p, g, threads);
         },
-        "problem"_a, "gradients"_a, "threads"_a, "Add the gradients of a problem whose `out` and `lse` are known.");
+        "problem"_a, "gradients"_a, "threads"_a,
+        "Add the gradients of a problem whose `out` and `normalisers` are known.");
     m.def(
         "statistics",
         [](const Problem& p, const std::vector<Request>& requests, bool known, const std::array<int64_t, 4>& window,
@@ -170,25 +187,72 @@ void bind_calls(nb::module_& m) {
         "(query_begin, query_end, key_begin, key_end), the part that column statistics look at.");
     m.def(
         "linear",
-        [](int64_t n_rows, int64_t N, int64_t D, int type, Address x, Address weight, int64_t stride, Address bias,
-           Address out, int threads) {
-            const Linear l{n_rows, N, D, Type(type), pointer(x), pointer(weight), stride, pointer(bias), pointer(out)};
+        [](const std::array<int64_t, 3>& sizes, Address x, const std::vector<std::array<int64_t, 5>>& parts,
+           int threads) {
+            Linear l{sizes[0], sizes[1], Type(sizes[2]), pointer(x), 0, {}};
+            if (l.rows > kLinearRows || parts.size() > kLinearParts) throw std::invalid_argument("linear: too large");
+            for (const auto& p : parts) l.parts[l.count++] = {pointer(p[0]), p[1], p[2], pointer(p[3]), pointer(p[4])};
             nb::gil_scoped_release release;
             kernels().linear(l, threads);
         },
-        nb::kw_only(), "rows"_a, "N"_a, "D"_a, "type"_a, "x"_a, "weight"_a, "stride"_a, "bias"_a, "out"_a, "threads"_a,
-        "Write x weightᵀ + bias to `out`, for few contiguous rows of x (rows, D) and weight (N, D).");
+        "sizes"_a, "x"_a, "parts"_a, "threads"_a,
+        "Write x weightᵀ + bias for each of up to 3 matrices, for up to 8 contiguous rows of x.\n"
+        "`sizes` are (rows, D, type), and a part is (weight, N, stride, bias, out).");
+}
+
+void bind_tokens(nb::module_& m) {
+    m.def(
+        "rms_norm",
+        [](const std::array<int64_t, 3>& sizes, Address x, Address weight, Address out, double eps, int threads) {
+            const RmsNorm n{sizes[0], sizes[1], Type(sizes[2]), pointer(x), pointer(weight), pointer(out), eps};
+            nb::gil_scoped_release release;
+            kernels().rms_norm(n, threads);
+        },
+        "sizes"_a, "x"_a, "weight"_a, "out"_a, "eps"_a, "threads"_a,
+        "Write x / √(mean(x²) + eps) ∘ weight; `sizes` are (rows, D, type).");
+    m.def(
+        "rotate",
+        [](const std::array<int64_t, 6>& sizes, const std::array<int64_t, 3>& angles,
+           const std::vector<std::tuple<int64_t, Address, Strides, Address, Strides>>& parts, int threads) {
+            const Type type = Type(sizes[4]);
+            Rotation r{sizes[0],           sizes[1],           sizes[2],  sizes[3], type, sizes[5] != 0,
+                       pointer(angles[0]), pointer(angles[1]), angles[2], 0,        {}};
+            if (parts.size() > 2) throw std::invalid_argument("rotate: more than two tensors");
+            for (const auto& [heads, x, x_strides, out, out_strides] : parts)
+                r.parts[r.count++] = {heads, rows(x, int(type), x_strides), rows(out, int(type), out_strides)};
+            nb::gil_scoped_release release;
+            kernels().rotate(r, threads);
+        },
+        "sizes"_a, "angles"_a, "parts"_a, "threads"_a,
+        "Rotate pairs of features. `sizes` are (B, N, D, width, type, interleaved), `angles` the addresses of cosines "
+        "and "
+        "sines\nand their batch stride, and a part is (heads, x, strides, out, strides).");
+}
+
+// Runs the handlers of signals that have arrived, and throws what they raise: Ctrl-C does not wait for the end of a call.
+// The thread that calls it has released the GIL.
+void check_signals() {
+#if PY_VERSION_HEX >= 0x030D0000
+    const bool ending = Py_IsFinalizing();
+#else
+    const bool ending = _Py_IsFinalizing();
+#endif
+    if (ending) return;  // the GIL is not to be had any more
+    const nb::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals()) throw nb::python_error();
 }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
+    set_interrupt_check(check_signals);
     nb::set_leak_warnings(false);  // lowered masks are cached, with their Spans, until the process ends
     m.doc() = "Attention kernels on plain addresses; limelight.backends.native is their only caller.";
     bind_problem(m);
-    bind_gradients(m);
     bind_statistics(m);
+    bind_gradients(m);
     bind_calls(m);
+    bind_tokens(m);
     m.def(
         "move_to_large_pages", [](Address data, int64_t bytes) { move_to_large_pages(pointer(data), bytes); }, "data"_a,
         "bytes"_a, "Move memory that is read again and again to large pages, where the system can.");

@@ -84,10 +84,29 @@ template <class C> Partition partition(const Problem& p) {
     return c;
 }
 
+template <class C> Cut cut(const Problem& p) {
+    const Partition c = partition<C>(p);
+    const int64_t pieces = ceil_div(c.tiles, c.tiles_per_task);
+    const int64_t rows = min(c.tiles_per_task * kMaxLanes<C>, c.rows);
+    return {p.B * c.units * pieces * c.chunks, rows, min(c.chunk, p.M), c.chunks};
+}
+
 // The r-th row of a unit.
 inline Row row_of_unit(const Problem& p, const Partition& c, int64_t batch, int64_t unit, int64_t r) {
     const int64_t member = r / max(c.queries, 1);
     return row_at(p, batch, (c.grouped ? unit * c.group_size : unit) + member, c.query_begin + r - member * c.queries);
+}
+
+// The n rows of a unit from the `first` on.
+inline void fill_rows(const Problem& p, const Partition& c, int64_t batch, int64_t unit, int64_t first, int n,
+                      Row* rows) {
+    Row next = row_of_unit(p, c, batch, unit, first);
+    for (int r = 0; r < n; ++r) {
+        rows[r] = next;
+        const bool last = next.query + 1 == c.query_begin + c.queries;
+        if (last) next = row_at(p, batch, next.head + 1, c.query_begin);
+        else next = row_at(p, batch, next.head, next.query + 1);
+    }
 }
 
 // f(task, its unit among all, scratch) for every task.

@@ -2,7 +2,8 @@
 //
 //   logits = softcap(scale · q kᵀ) + bias,   A = softmax(logits / temperature),   out = A v
 //
-// Query i of N stands at position M − N + i. "Compute type" is double where q is double, otherwise float.
+// Query i of N stands at position M − N + shift + i, and shift is 0 for a whole matrix. "Compute type" is double where
+// q is double, otherwise float.
 #pragma once
 
 #include <cstddef>
@@ -44,8 +45,8 @@ struct Problem {
     int64_t B = 0, Hq = 0, Hkv = 0, N = 0, M = 0, D = 0, Dv = 0;
     Rows q, k, v, out;    // out is written
     char* lse = nullptr;  // (B, Hq, N) in the compute type: the log-sum-exp of every row
-    // (2, B, Hq, N) in the compute type: the largest logit m of every row and log₂ Σ 2^(logit − m), both in units of
-    // log 2. Weights are made from the two: their sum, the log-sum-exp, loses digits where logits are large.
+    // (2, B, Hq, N) in the compute type: the largest logit m of every row, in units of log 2, and Σ 2^(logit − m); 0 and
+    // 1 where nothing is allowed. Weights are made from the two: the log-sum-exp has fewer digits.
     char* normalisers = nullptr;
     Spans spans;
     Grid mask, bias;
@@ -57,24 +58,14 @@ struct Problem {
     double scale = 1, softcap = 0, temperature = 1;  // softcap 0: none
     double dropout = 0;                              // the share of weights that is removed
     uint64_t seed = 0;                               // of dropout
+    // Where the problem lies in a larger matrix of which it is a part: the queries stand `shift` keys further to the
+    // right than at the end of the keys, and dropout counts queries and keys from these.
+    int64_t shift = 0, first_query = 0, first_key = 0;
     // (B, Hkv, blocks of keys) in the compute type: the largest norm of the keys of a block, or null (alibi_skip.h).
     const char* key_norms = nullptr;
 
     bool wide() const { return q.type == Type::f64; }  // computed in double, otherwise in float
     double multiplications() const { return double(B) * Hq * N * M * (D + Dv); }
-};
-
-// Where the gradients of a problem go, whose `out` and `lse` are known. What is written is in the compute type and
-// zero at first; null where a gradient is not requested.
-struct Gradients {
-    Rows dout;
-    const char* dlse = nullptr;  // (B, Hq, N) in the compute type, or null
-    Rows dq, dk, dv;
-    Grid bias;                      // of a dense bias; broadcast axes are summed
-    char* offsets = nullptr;        // (Hq, N + M − 1)
-    char* slopes = nullptr;         // (Hq)
-    char* d_temperature = nullptr;  // (B, Hq, N): Σ over the keys of dx · x, where x = logits / temperature
-    char* delta = nullptr;          // (B, Hq, N): Σ over the keys of P · dP, minus dlse
 };
 
 // One statistic of the weights. Its file under statistics/ says what `outputs` and `numbers` hold; outputs are in the
@@ -88,6 +79,22 @@ struct Request {
     Rows rows;  // a tensor (B, Hq, N, width), where the statistic takes one
 };
 
+// Where the gradients of a problem go, whose `out` and `normalisers` are known. What is written is in the compute type and
+// zero at first; null where a gradient is not requested.
+struct Gradients {
+    Rows dout;
+    const char* dlse = nullptr;  // (B, Hq, N) in the compute type, or null
+    Rows dq, dk, dv;
+    Grid bias;                      // of a dense bias; broadcast axes are summed
+    char* offsets = nullptr;        // (Hq, N + M − 1)
+    char* slopes = nullptr;         // (Hq)
+    char* d_temperature = nullptr;  // (B, Hq, N): Σ over the keys of dx · x, where x = logits / temperature
+    char* delta = nullptr;          // (B, Hq, N): Σ over the keys of P · dP, minus dlse
+    // Statistics whose gradients are added to those of `out`: their outputs hold the gradients of what they compute
+    // (statistics/gradient_terms.h). For those with a number for each row, dlse holds −Σ over the keys of P · term.
+    std::vector<Request> terms;
+};
+
 // The part of the weights that column statistics look at: queries [query_begin, query_end), keys [key_begin, key_end).
 struct Window {
     int64_t query_begin = 0, query_end = 0, key_begin = 0, key_end = 0;
@@ -99,14 +106,53 @@ struct Statistics {
     Window window;
 };
 
-// out = x wᵀ + bias, all of one type: x (rows, D) and out (rows, N) contiguous.
+// How a forward pass is cut: into tasks, each of some rows of queries against a chunk of keys.
+struct Cut {
+    int64_t tasks, rows, keys, chunks;  // rows and keys of one task; chunks that a row's keys are cut into
+};
+
+// One matrix of a linear layer, (N, D) with contiguous rows.
+struct LinearPart {
+    const char* w;
+    int64_t N, stride;  // from one row of w to the next
+    const char* bias;   // (N), or null
+    char* out;          // (rows, N), contiguous
+};
+
+constexpr int kLinearParts = 3;  // as many matrices may share x
+constexpr int kLinearRows = 8;   // as many rows x may have
+
+// out = x wᵀ + bias for each matrix, all of one type: x (rows, D) contiguous.
 struct Linear {
-    int64_t rows, N, D;
+    int64_t rows, D;
     Type type;
-    const char *x, *w;
-    int64_t stride;    // from one row of w to the next
-    const char* bias;  // (N), or null
+    const char* x;
+    int count;
+    LinearPart parts[kLinearParts];
+};
+
+// out = x / √(mean(x²) + eps) ∘ weight, all of one type: x and out (rows, D) contiguous, weight (D) or null.
+struct RmsNorm {
+    int64_t rows, D;
+    Type type;
+    const char *x, *weight;
     char* out;
+    double eps;
+};
+
+// Rotary positions: pairs of the first `width` features of (B, heads, N, D) tensors are rotated.
+struct Rotation {
+    struct Part {
+        int64_t heads;
+        Rows x, out;
+    };
+    int64_t B, N, D, width;
+    Type type;
+    bool interleaved;       // pairs are neighbours, otherwise the two halves
+    const char *cos, *sin;  // (N, width / 2) from one batch element to the next
+    int64_t angle_batch;    // 0 where all have the same angles
+    int count;
+    Part parts[2];  // queries and keys
 };
 
 }  // namespace limelight

@@ -14,11 +14,14 @@ template <class C> struct QueryTile {
     bool decode;    // features in the lanes: q and o are (row, feature), otherwise (feature, lane)
     bool in_cache;  // K and V lie in a cache
     int64_t kv;     // the head of its keys
+    int64_t chain;  // features of a score that are summed in one chain
+    SpanBounds span_bounds;
     const Row* rows;
     C *q, *o, *m, *l;
     LogitBound<C>* bounds;  // by row, or null
 
     int lanes() const { return vectors * kWidth<C>; }
+    bool consecutive() const { return !decode && are_consecutive(rows, row_count, lanes()); }
 };
 
 // top = max(top, s), lane by lane.
@@ -48,13 +51,29 @@ void exponentials(const QueryTile<C>& x, C* s, int64_t n, const C* top, C* decay
         if constexpr (with_moment)
             store(moment + b * W, load(moment + b * W) * d + l * larger(before - m[b], broadcast(kLowest<C>)));
     }
-    for (int64_t j = 0; j < n; ++j)
+    const auto exponential = [&](int64_t j, int b, Vec<C>& z_times_e) __attribute__((always_inline)) {
+        C* at = s + (j * NV + b) * W;
+        const Vec<C> z = load(at) - m[b], e = exp2(z);
+        store(at, e);
+        if constexpr (with_moment) z_times_e = e * larger(z, broadcast(kLowest<C>));  // 0 · −∞ would be NaN
+        return e;
+    };
+    // Four keys are added up before they join the sum: chains a quarter as long lose fewer digits.
+    int64_t j = 0;
+    for (; j + 4 <= n; j += 4)
 #pragma GCC unroll 3
         for (int b = 0; b < NV; ++b) {
-            const Vec<C> z = load(s + (j * NV + b) * W) - m[b], p = exp2(z);
-            store(s + (j * NV + b) * W, p);
-            sums[b] += p;
-            if constexpr (with_moment) moments[b] += p * larger(z, broadcast(kLowest<C>));  // 0 · −∞ would be NaN
+            Vec<C> e[4], t[4];
+#pragma GCC unroll 4
+            for (int a = 0; a < 4; ++a) e[a] = exponential(j + a, b, t[a]);
+            sums[b] += (e[0] + e[1]) + (e[2] + e[3]);
+            if constexpr (with_moment) moments[b] += (t[0] + t[1]) + (t[2] + t[3]);
+        }
+    for (; j < n; ++j)
+        for (int b = 0; b < NV; ++b) {
+            Vec<C> t;
+            sums[b] += exponential(j, b, t);
+            if constexpr (with_moment) moments[b] += t;
         }
     for (int b = 0; b < NV; ++b) {
         store(x.l + b * W, load(x.l + b * W) + sums[b]);
@@ -83,9 +102,52 @@ template <class C> void add_values_where_allowed(const QueryTile<C>& x, const Bl
     });
 }
 
-// s[key] *= scale[key] in decoding, where a key has one vector.
-template <class C> void scale_keys(C* s, int64_t n, const float* scale) {
-    for (int64_t j = 0; j < n; ++j) store(s + j * kWidth<C>, load(s + j * kWidth<C>) * C(scale[j]));
+// Where decoding keeps the scores and weights of a block row by row: behind those that lie in lanes.
+template <class C> C* by_row(const Block<C>& b) { return b.s + kDecodeStep * kWidth<C>; }
+
+template <class C> void rows_to_lanes(const Block<C>& b) {
+    const C* s = by_row(b);
+    for (int r = 0; r < b.row_count; ++r)
+        for (int64_t j = 0; j < b.n; ++j) b.s[j * b.lanes + r] = s[r * kDecodeStep + j];
+}
+
+template <class C> void lanes_to_rows(const Block<C>& b) {
+    C* s = by_row(b);
+    for (int r = 0; r < b.row_count; ++r)
+        for (int64_t j = 0; j < b.n; ++j) s[r * kDecodeStep + j] = b.s[j * b.lanes + r];
+}
+
+// s[row][key] *= scale[key]
+template <class C> void scale_keys(const Block<C>& b, const float* scale) {
+    for (int r = 0; r < b.row_count; ++r)
+        for (int64_t j = 0; j < b.n; ++j) by_row(b)[r * kDecodeStep + j] *= C(scale[j]);
+}
+
+template <class C> void scores_by_row(const QueryTile<C>& x, const Operand& k, const Block<C>& b) {
+    with_readable_type<C>(k.type, [&](auto e) {
+        using E = decltype(e);
+        decode_scores<C, E>(x.q, k.as_matrix<E>(), b.p.D, b.n, x.row_count, by_row(b), x.in_cache);
+    });
+    if (k.scale) scale_keys(b, k.scale);
+}
+
+// s = 2^(s − m) for the n scores of one row, where m grows to their maximum and l to their sum. Returns 2^(m before − m).
+template <class C> C row_exponentials(C* s, int64_t n, C& m, C& l) {
+    constexpr int W = kWidth<C>;
+    for (int64_t j = n; j % W; ++j) s[j] = -kInf<C>;
+    Vec<C> top = broadcast(m);
+    for (int64_t j = 0; j < n; j += W) top = larger(load(s + j), top);
+    const C before = m, now = largest<C>(top), base = now == -kInf<C> ? C(0) : now;
+    Vec<C> total{};
+    for (int64_t j = 0; j < n; j += W) {
+        const Vec<C> e = exp2(load(s + j) - base);
+        store(s + j, e);
+        total += e;
+    }
+    const C decay = now == before ? C(1) : exp2(broadcast(before - base))[0];
+    m = now;
+    l = l * decay + sum<C>(total);
+    return decay;
 }
 
 // The logits of a block, and in `top`, unless it is null, the larger of m and their maximum.
@@ -96,45 +158,60 @@ void logits(const QueryTile<C>& x, const Operand& k, const Block<C>& b, Range pa
     if (top) std::memcpy(top, x.m, all);
     const bool has_alibi = !x.decode && !p.softcap;                            // a softcap comes before the slopes
     const bool raw = partial.empty() && plain(p) && (has_alibi || !p.slopes);  // the products are the logits
-    if (!x.decode)
-        all_scores<C, NV>(x.q, k.as_matrix<C>().data, k.stride, p.D, b.n, b.s, top,
-                          has_alibi ? alibi_bias(b, scratch) : AlibiBias<C>{});
+    if (x.decode) scores_by_row(x, k, b), rows_to_lanes(b);
     else
-        with_readable_type<C>(k.type, [&](auto e) {
-            using E = decltype(e);
-            decode_scores<C, E>(x.q, k.as_matrix<E>(), p.D, b.n, x.row_count, b.s, x.in_cache);
-        });
-    if (k.scale) scale_keys<C>(b.s, b.n, k.scale);
+        all_scores<C, NV>(x.q, k.as_matrix<C>().data, k.stride, p.D, b.n, b.s, top,
+                          has_alibi ? alibi_bias(b, scratch) : AlibiBias<C>{}, x.chain);
     if (!raw) to_logits(b, has_alibi, partial, scratch);
     if (!top || (raw && !x.decode)) return;
     std::memcpy(top, x.m, all);
     maximum<C, NV>(b.s, b.n, top);
 }
 
+// Values outside of `partial` are allowed to every row; in it they may be added to all rows where they are finite.
+template <class C> bool may_add_values(const Block<C>& b, const Operand& v, Range partial) {
+    if (b.p.mask.data) partial = {b.first, b.first + b.n};
+    return partial.empty() || all_finite<C>(v.from(partial.begin - b.first), partial.end - partial.begin, b.p.Dv);
+}
+
 template <class C, int NV>
 void attend_lanes(const QueryTile<C>& x, const Operand& k, const Operand& v, const Block<C>& b, Range partial,
                   C* scratch) {
-    const Problem& p = b.p;
     alignas(64) C decay[NV * kWidth<C>], top[NV * kWidth<C>];
     logits<C, NV>(x, k, b, partial, top, scratch);
     exponentials<C, NV>(x, b.s, b.n, top, decay);
-    if (p.dropout) drop_weights(b);
-    if (v.scale) scale_keys<C>(b.s, b.n, v.scale);
+    if (b.p.dropout) drop_weights(b);
+    if (may_add_values(b, v, partial)) all_values<C, NV>(b.s, v.as_matrix<C>().data, v.stride, b.n, b.p.Dv, x.o, decay);
+    else add_values_where_allowed(x, b, v, decay);
+}
 
-    if (p.mask.data) partial = {b.first, b.first + b.n};
-    if (!partial.empty() && !all_finite<C>(v.from(partial.begin - b.first), partial.end - partial.begin, p.Dv))
-        add_values_where_allowed(x, b, v, decay);
-    else if (!x.decode) all_values<C, NV>(b.s, v.as_matrix<C>().data, v.stride, b.n, p.Dv, x.o, decay);
-    else
-        with_readable_type<C>(v.type, [&](auto e) {
-            using E = decltype(e);
-            decode_values<C, E>(b.s, v.as_matrix<E>(), p.Dv, b.n, x.row_count, x.o, decay);
-        });
+// The same with scores row by row. Biases, masks and dropout know lanes alone, and the scores are brought there.
+template <class C>
+void attend_decode(const QueryTile<C>& x, const Operand& k, const Operand& v, const Block<C>& b, Range partial,
+                   C* scratch) {
+    const Problem& p = b.p;
+    alignas(64) C decay[kWidth<C> > 4 ? kWidth<C> : 4];
+    C* s = by_row(b);
+    scores_by_row(x, k, b);
+    if (!partial.empty() || !plain(p) || p.slopes) {
+        rows_to_lanes(b);
+        to_logits(b, false, partial, scratch);
+        lanes_to_rows(b);
+    }
+    for (int r = 0; r < x.row_count; ++r) decay[r] = row_exponentials(s + r * kDecodeStep, b.n, x.m[r], x.l[r]);
+    if (p.dropout) rows_to_lanes(b), drop_weights(b), lanes_to_rows(b);
+    if (v.scale) scale_keys(b, v.scale);
+    if (!may_add_values(b, v, partial)) return rows_to_lanes(b), add_values_where_allowed(x, b, v, decay);
+    with_readable_type<C>(v.type, [&](auto e) {
+        using E = decltype(e);
+        decode_values<C, E>(s, v.as_matrix<E>(), p.Dv, b.n, x.row_count, x.o, decay, x.in_cache);
+    });
 }
 
 template <class C>
 void attend(const QueryTile<C>& x, const Operand& k, const Operand& v, const Block<C>& b, Range partial, C* scratch) {
-    if (x.vectors == 3) attend_lanes<C, 3>(x, k, v, b, partial, scratch);
+    if (x.decode) attend_decode(x, k, v, b, partial, scratch);
+    else if (x.vectors == 3) attend_lanes<C, 3>(x, k, v, b, partial, scratch);
     else if (x.vectors == 2) attend_lanes<C, 2>(x, k, v, b, partial, scratch);
     else attend_lanes<C, 1>(x, k, v, b, partial, scratch);
 }

@@ -9,9 +9,16 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-// Keys (or features) in a register tile beside NV vectors of queries and one broadcast number.
-template <int NV> constexpr int kTile =
-    (LIMELIGHT_REGISTERS - 1 - NV) / NV < 12 ? (LIMELIGHT_REGISTERS - 1 - NV) / NV : 12;
+// Sums in a register tile beside NV vectors of queries and one broadcast number. NEON's multiply-add takes that number
+// from a lane of a register, where each is loaded ahead of its use: with more sums the compiler spills some.
+#if defined(LIMELIGHT_X86)
+template <int NV> constexpr int kSums = LIMELIGHT_REGISTERS - 1 - NV;
+#else
+template <int NV> constexpr int kSums = 18;
+#endif
+
+// Keys (or features) in a register tile.
+template <int NV> constexpr int kTile = kSums<NV> / NV < 12 ? kSums<NV> / NV : 12;
 
 // A bias −slope · |position − key| for every lane, added while the scores are still in registers:
 // `slope` is negative and in their units, `ahead` is position − key for the first key.
@@ -23,21 +30,38 @@ template <class C> struct AlibiBias {
     }
 };
 
+// Features that are summed in one chain; longer sums would lose digits. Between a few rows, or a few keys, a dense
+// product is one of vectors, with many short chains; as exact are chains of kShortChain, which cost a little more.
+constexpr int64_t kLongestChain = 128, kShortChain = 16;
+
 // K keys from the block's key `first` on.
 template <class C, int K, int NV>
 LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_t D, C* s, C* top,
-                                  AlibiBias<C> alibi_bias, int64_t first) {
+                                  AlibiBias<C> alibi_bias, int64_t first, int64_t chain) {
     constexpr int W = kWidth<C>;
-    Vec<C> acc[K][NV] = {};
-#pragma GCC unroll 4
-    for (int64_t d = 0; d < D; ++d) {
-        Vec<C> x[NV];
-#pragma GCC unroll 3
-        for (int b = 0; b < NV; ++b) x[b] = load(q + (d * NV + b) * W);
+    Vec<C> acc[K][NV];
+    const auto for_sums = [&](auto f) {
 #pragma GCC unroll 32
         for (int a = 0; a < K; ++a)
 #pragma GCC unroll 3
-            for (int b = 0; b < NV; ++b) acc[a][b] += k[a * stride + d] * x[b];
+            for (int b = 0; b < NV; ++b) f(acc[a][b], s + (a * NV + b) * W);
+    };
+    for (int64_t d = 0;;) {
+        const int64_t begin = d, end = begin + chain < D ? begin + chain : D;
+        for_sums([](Vec<C>& sum, C*) { sum = Vec<C>{}; });
+#pragma GCC unroll 4
+        for (; d < end; ++d) {
+            Vec<C> x[NV];
+#pragma GCC unroll 3
+            for (int b = 0; b < NV; ++b) x[b] = load(q + (d * NV + b) * W);
+#pragma GCC unroll 32
+            for (int a = 0; a < K; ++a)
+#pragma GCC unroll 3
+                for (int b = 0; b < NV; ++b) acc[a][b] += k[a * stride + d] * x[b];
+        }
+        if (begin) for_sums([](Vec<C>& sum, C* before) { sum += load(before); });
+        if (end == D) break;
+        for_sums([](Vec<C>& sum, C* to) { store(to, sum); });
     }
 #pragma GCC unroll 3
     for (int b = 0; b < NV; ++b) {
@@ -83,12 +107,13 @@ LIMELIGHT_INLINE void tile_values(const C* p, const C* v, int64_t stride, int64_
 // they last, then halves, so that no number outside is ever read.
 template <class C, int NV, int K = kTile<NV>>
 void all_scores(const C* q, const C* k, int64_t stride, int64_t D, int64_t n, C* s, C* top, AlibiBias<C> alibi_bias,
-                int64_t first = 0) {
+                int64_t chain = kLongestChain, int64_t first = 0) {
     constexpr int lanes = NV * kWidth<C>;
     int64_t j = first;
-    for (; j + K <= n; j += K) tile_scores<C, K, NV>(q, k + j * stride, stride, D, s + j * lanes, top, alibi_bias, j);
+    for (; j + K <= n; j += K)
+        tile_scores<C, K, NV>(q, k + j * stride, stride, D, s + j * lanes, top, alibi_bias, j, chain);
     if constexpr (K > 1)
-        if (j < n) all_scores<C, NV, (K + 1) / 2>(q, k, stride, D, n, s, top, alibi_bias, j);
+        if (j < n) all_scores<C, NV, (K + 1) / 2>(q, k, stride, D, n, s, top, alibi_bias, chain, j);
 }
 
 template <class C, int NV, int K = kTile<NV>>

@@ -78,7 +78,11 @@ template <class C> LIMELIGHT_INLINE void widen_row(const char* from, Type type, 
                                                    int64_t pitch) {
     with_element_type(type, [&](auto e) {
         using E = decltype(e);
-        for (int64_t d = 0; d < width; ++d) to[d] = C(widen(reinterpret_cast<const E*>(from)[d])) * factor;
+        const E* x = reinterpret_cast<const E*>(from);
+        int64_t d = 0;
+        if constexpr (std::is_same_v<C, decltype(widen(e))>)
+            for (; d + kWidth<C> <= width; d += kWidth<C>) store(to + d, load_as<C>(x + d) * factor);
+        for (; d < width; ++d) to[d] = C(widen(x[d])) * factor;
     });
     for (int64_t d = width; d < pitch; ++d) to[d] = 0;
 }
@@ -109,25 +113,28 @@ void gather(const Rows& x, int64_t batch, const Row* rows, int row_count, int la
 // 0 · x is 0 for every finite x and NaN for the others.
 template <class C> bool all_finite(const Operand& v, int64_t n, int64_t width) {
     constexpr int W = kWidth<C>;
-    Vec<C> probe[2] = {};
+    Vec<C> probe[4] = {};  // sums in flight
     C rest = 0;
     with_readable_type<C>(v.type, [&](auto e) {
         using E = decltype(e);
         for (int64_t j = 0; j < n; ++j) {
             const E* row = v.as_matrix<E>().row(j);
             int64_t d = 0;
-            for (; d + W <= width; d += W) probe[d / W % 2] += load_as<C>(row + d) * C(0);
+            for (; d + 4 * W <= width; d += 4 * W)
+#pragma GCC unroll 4
+                for (int u = 0; u < 4; ++u) probe[u] += load_as<C>(row + d + u * W) * C(0);
+            for (; d + W <= width; d += W) probe[0] += load_as<C>(row + d) * C(0);
             for (; d < width; ++d) rest += C(widen(row[d])) * C(0);
         }
     });
-    return sum<C>(probe[0] + probe[1]) + rest == C(0);
+    return sum<C>((probe[0] + probe[1]) + (probe[2] + probe[3])) + rest == C(0);
 }
 
 inline Row row_at(const Problem& p, int64_t batch, int64_t head, int64_t query) {
     Row row;
     row.head = head;
     row.query = query;
-    row.position = p.M - p.N + query;
+    row.position = p.M - p.N + p.shift + query;
     row.spans = p.spans.data ? p.spans.data + batch * p.spans.batch + query * p.spans.count * 2 : nullptr;
     return row;
 }

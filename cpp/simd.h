@@ -7,11 +7,14 @@
 
 #if defined(LIMELIGHT_X86)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #define LIMELIGHT_INLINE inline __attribute__((always_inline))
@@ -60,6 +63,8 @@ template <class T> LIMELIGHT_INLINE Vec<T> magnitude(Vec<T> v) {
 template <class V> LIMELIGHT_INLINE V opaque(V v) {
 #if defined(__AVX512F__) || (defined(__x86_64__) && LIMELIGHT_BYTES <= 32)
     asm("" : "+x"(v));
+#elif defined(__aarch64__)
+    asm("" : "+w"(v));
 #endif
     return v;
 }
@@ -108,6 +113,15 @@ template <int step, class T, int by = kWidth<T> / 2> LIMELIGHT_INLINE Vec<T> fol
 
 // The sum of all lanes.
 template <class T> LIMELIGHT_INLINE T sum(Vec<T> v) { return fold<1, T>(v)[0]; }
+
+// The largest of all lanes, none of which is NaN.
+template <class T, int by = kWidth<T> / 2> LIMELIGHT_INLINE T largest(Vec<T> v) {
+    if constexpr (by == 0) {
+        return v[0];
+    } else {
+        return largest<T, by / 2>(larger(v, shuffle<T>(v, v, [](auto i) { return (i + by) % kWidth<T>; })));
+    }
+}
 
 // The sums of four vectors at once, in the first four lanes: two rounds that interleave inside each
 // group of four lanes, then the groups are folded.

@@ -12,6 +12,12 @@ struct Row {
     const int32_t* spans;  // its `count` spans, or null for every key
 };
 
+// The rows are consecutive queries of one head and fill every lane.
+inline bool are_consecutive(const Row* rows, int n, int lanes) {
+    const Row &a = rows[0], &b = rows[n - 1];
+    return n == lanes && a.head == b.head && b.query - a.query == lanes - 1;
+}
+
 struct Range {
     int64_t begin, end;
     bool empty() const { return begin >= end; }
@@ -19,6 +25,52 @@ struct Range {
 
 LIMELIGHT_INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 LIMELIGHT_INLINE int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// The part of a block that the rows of a tile see: `keys`, the part that some row may attend to, and
+// `partial`, the part of it outside of which every row sees every key.
+struct Visible {
+    Range keys, partial;
+};
+
+// The outermost spans of rows with one span each, which answer both questions below at once for every block where all
+// rows have a key in common: under Causal(), Window, Padding and what & makes of them, unless rows are far apart.
+struct SpanBounds {
+    int64_t first_begin, last_begin, first_end, last_end;
+    bool simple;  // every row has one span, and it is not empty
+
+    bool one_run() const { return simple && last_begin <= first_end; }
+    void join(const SpanBounds& other) {
+        first_begin = min(first_begin, other.first_begin), last_begin = max(last_begin, other.last_begin);
+        first_end = min(first_end, other.first_end), last_end = max(last_end, other.last_end);
+        simple &= other.simple;
+    }
+
+    // As next_run.
+    Range run(int64_t from, int64_t end) const { return {max(first_begin, from), min(last_end, end)}; }
+
+    // As visible. Every row sees the keys [last_begin, first_end).
+    Visible visible(Range block) const {
+        const Range keys{max(first_begin, block.begin), min(last_end, block.end)};
+        const bool left = keys.begin < last_begin, right = first_end < keys.end;
+        if (keys.empty() || !(left || right)) return {keys, {0, 0}};
+        return {keys, {left ? keys.begin : max(first_end, keys.begin), right ? keys.end : min(last_begin, keys.end)}};
+    }
+};
+
+// Of rows whose keys are given by `spans` spans each.
+inline SpanBounds span_bounds(const Row* rows, int n, int64_t spans) {
+    if (!rows[0].spans) {
+        constexpr int64_t all = std::numeric_limits<int64_t>::max();
+        return {0, 0, all, all, true};
+    }
+    const int64_t a = rows[0].spans[0], b = rows[0].spans[1];
+    SpanBounds x{a, a, b, b, spans == 1};
+    for (int r = 0; x.simple && r < n; ++r) {
+        const int64_t begin = rows[r].spans[0], end = rows[r].spans[1];
+        x.join({begin, begin, end, end, begin < end});
+    }
+    return x;
+}
 
 // The first maximal run of keys at or after `from` in which every key is allowed to some row: what
 // lies between two runs is never computed. Spans are sorted, so a row's later spans only extend it.
@@ -44,12 +96,6 @@ inline Range next_run(const Row* rows, int n, int64_t spans, int64_t from, int64
     }
     return {begin, min(reach, end)};
 }
-
-// The part of a block that the rows of a tile see: `keys`, the part that some row may attend to, and
-// `partial`, the part of it outside of which every row sees every key.
-struct Visible {
-    Range keys, partial;
-};
 
 inline Visible visible(const Row* rows, int n, int64_t spans, Range block) {
     if (!rows[0].spans) return {block, {0, 0}};

@@ -1,6 +1,7 @@
 #include "thread_pool.h"
 
 #include <pthread.h>
+#include <time.h>
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
@@ -67,6 +68,29 @@ private:
 #endif
 };
 
+std::atomic<void (*)()> interrupt_check{nullptr};
+
+// Seconds, to a few milliseconds, in a few nanoseconds.
+double coarse_time() {
+#if defined(CLOCK_MONOTONIC_COARSE)
+    constexpr clockid_t clock = CLOCK_MONOTONIC_COARSE;
+#else
+    constexpr clockid_t clock = CLOCK_MONOTONIC;
+#endif
+    timespec t;
+    clock_gettime(clock, &t);
+    return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
+// Makes the interrupt check if this thread's last one is a while ago; returns true where it was made.
+bool poll_interrupt() {
+    thread_local double last = coarse_time();
+    if (coarse_time() - last < 0.1) return false;
+    if (const auto check = interrupt_check.load(std::memory_order_relaxed)) check();
+    last = coarse_time();
+    return true;
+}
+
 struct Job {
     Job(int64_t count, size_t scratch_bytes, const std::function<void(int64_t, char*)>* work)
         : count(count),
@@ -80,11 +104,15 @@ struct Job {
     std::atomic<bool> failed{false};
     std::exception_ptr error;
 
-    void run() noexcept {
+    void run(bool caller) noexcept {
         const StandardArithmetic standard;
         try {
             char* memory = scratch(scratch_bytes);
-            for (int64_t i; !failed && (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) (*work)(i, memory);
+            for (int64_t i; !failed && (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
+                // A signal's handler may call `parallel` as well, and leave other scratch memory.
+                if (caller && poll_interrupt()) memory = scratch(scratch_bytes);
+                (*work)(i, memory);
+            }
         } catch (...) {
             if (!failed.exchange(true)) error = std::current_exception();
         }
@@ -104,7 +132,7 @@ public:
             running_ = 0;
         }
         wake_.notify_all();
-        job.run();
+        job.run(true);
         std::unique_lock<std::mutex> lock(mutex_);
         wanted_ = 0;  // helpers that did not wake in time are no longer needed
         job_ = nullptr;
@@ -128,7 +156,7 @@ private:
             ++running_;
             Job* job = job_;
             lock.unlock();
-            job->run();
+            job->run(false);
             lock.lock();
             if (--running_ == 0) done_.notify_one();
         }
@@ -162,8 +190,10 @@ void parallel(int64_t count, int threads, size_t scratch_bytes, const std::funct
     std::unique_lock<std::mutex> lock;
     if (helpers > 0) lock = std::unique_lock<std::mutex>(pool().busy, std::try_to_lock);
     if (lock.owns_lock()) pool().run(job, helpers);
-    else job.run();
+    else job.run(true);
     if (job.error) std::rethrow_exception(job.error);
 }
+
+void set_interrupt_check(void (*check)()) { interrupt_check = check; }
 
 }  // namespace limelight

@@ -12,7 +12,10 @@ constexpr double kWorthAThread = 1e6;
 
 // Calls work(i, scratch) once for every i in [0, count), each on some thread with `scratch_bytes` of
 // aligned memory of its own, and returns when all are done. The caller works too. An exception from
-// `work` or a failed allocation is rethrown here.
+// `work`, from the interrupt check or a failed allocation is rethrown here, once no thread works any more.
 void parallel(int64_t count, int threads, size_t scratch_bytes, const std::function<void(int64_t, char*)>& work);
+
+// The caller of `parallel` calls `check` between its tasks, several times a second; what it throws ends the job.
+void set_interrupt_check(void (*check)());
 
 }  // namespace limelight

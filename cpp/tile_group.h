@@ -6,10 +6,7 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-// Decoding goes back and forth between K and V, in short steps that keep both streams from memory alive,
-// or in longer ones where all of it lies in a cache.
-constexpr int64_t kDecodeBlock = 32, kDecodeStep = 8;
-
+// K and V lie in a cache that is near enough to need no prefetching.
 inline bool in_cache(const Problem& p) {
     return p.B * p.Hkv * p.M * int64_t(p.D * size_of(p.k.type) + p.Dv * size_of(p.v.type)) <= 1 << 20;
 }
@@ -47,8 +44,19 @@ template <class C> TileGroup<C> lay_out_group(const Problem& p, const Partition&
     return y;
 }
 
+// Consecutive rows of x in the compute type are whole squares of vectors, which are transposed where they lie.
+template <class C> bool is_square(const Rows& x, int64_t width, bool consecutive) {
+    return consecutive && x.type == kType<C> && width % kWidth<C> == 0;
+}
+
 template <class C> void load_queries(const Problem& p, int64_t batch, const QueryTile<C>& x, C* rows) {
     if (x.decode) return gather(p.q, batch, x.rows, x.row_count, x.row_count, p.D, query_factor<C>(p), x.q, p.D);
+    if (is_square<C>(p.q, p.D, x.consecutive())) {
+        const C* from = reinterpret_cast<const C*>(address(p.q, batch, x.rows[0].head, x.rows[0].query));
+        const C factor = query_factor<C>(p);
+        return transpose_squares(from, p.q.row, x.lanes(), p.D, x.q, x.lanes(),
+                                 [&](Vec<C> q, int64_t) { return q * factor; });
+    }
     gather(p.q, batch, x.rows, x.row_count, x.lanes(), p.D, query_factor<C>(p), rows, p.D);
     transpose(rows, p.D, x.lanes(), p.D, x.q, x.lanes());
 }
@@ -69,8 +77,10 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         x.row_count = int(min(b * W, c.rows) - a * W);
         x.decode = is_decode<C>(c);
         x.in_cache = in_cache(p);
-        for (int r = 0; r < x.row_count; ++r) row[r] = row_of_unit(p, c, t.batch, t.unit + side, a * W + r);
+        fill_rows(p, c, t.batch, t.unit + side, a * W, x.row_count, row);
         x.kv = row[0].head / c.group_size;
+        x.chain = c.rows < lanes || p.M < W ? kShortChain : kLongestChain;
+        x.span_bounds = span_bounds(row, x.row_count, p.spans.count);
         x.rows = row;
         x.q = y.q + i * lanes * p.D;
         x.o = y.o + i * lanes * p.Dv;
@@ -82,7 +92,7 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         load_queries(p, t.batch, x, y.transposing);
         std::memset(x.o, 0, (x.decode ? x.row_count : x.lanes()) * p.Dv * sizeof(C));
         for (int r = 0; r < x.lanes(); ++r) x.m[r] = -kInf<C>, x.l[r] = 0;
-        if (x.decode) std::memset(y.s + i * y.panel, 0, min(kDecodeBlock, p.M) * W * sizeof(C));  // lanes without a row
+        if (x.decode) std::memset(y.s + i * y.panel, 0, min(kDecodeStep, p.M) * W * sizeof(C));  // lanes without a row
     }
 }
 
@@ -92,9 +102,12 @@ template <class C, class Visit, class After>
 void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visit&& visit, After&& after) {
     const bool decode = y.tiles[0].decode;
     const bool copy_k = copied<C>(p.k, decode), copy_v = copied<C>(p.v, decode);
-    const int64_t step = !decode ? kBlock : y.tiles[0].in_cache ? kDecodeBlock : kDecodeStep;
+    const int64_t step = decode ? kDecodeStep : kBlock;
+    SpanBounds all = y.tiles[0].span_bounds;
+    for (int64_t i = 1; i < y.count; ++i) all.join(y.tiles[i].span_bounds);
     for (Range run{t.begin, t.begin};;) {
-        run = next_run(y.rows, int(y.row_count), p.spans.count, run.end, t.end);
+        run =
+            all.one_run() ? all.run(run.end, t.end) : next_run(y.rows, int(y.row_count), p.spans.count, run.end, t.end);
         if (run.empty()) break;
         for (int64_t j = run.begin; j < run.end; j += step) {
             const Range block{j, min(j + step, run.end)};
@@ -104,7 +117,8 @@ void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visi
             Range keys{0, 0};
             for (int64_t i = 0; i < y.count; ++i) {
                 const QueryTile<C>& x = y.tiles[i];
-                const Visible seen = visible(x.rows, x.row_count, p.spans.count, block);
+                const Visible seen = x.span_bounds.one_run() ? x.span_bounds.visible(block)
+                                                             : visible(x.rows, x.row_count, p.spans.count, block);
                 if (seen.keys.empty() ||
                     have_no_weight(p, t.batch, x.kv, x.rows, x.row_count, x.bounds, x.m, seen.keys))
                     continue;
@@ -129,13 +143,14 @@ void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visi
 template <class C> struct RowResult {
     bool empty;  // the row may attend to nothing
     C factor;    // 1 / l, and dropout's 1 / (1 − rate)
+    C rest;      // what rounding took from the factor: it would be an error of the whole row
     C m, l;      // with the sink
 
     C lse() const { return empty ? -kInf<C> : (m + std::log2(l)) / kLog2e<C>; }
 };
 
 template <class C> RowResult<C> finish_row(const Problem& p, int64_t head, C m, C l) {
-    if (l == C(0)) return {true, C(0), m, l};
+    if (l == C(0)) return {true, C(0), C(0), m, l};
     C grown = 1;
     if (p.sink) {
         const C sink = reinterpret_cast<const C*>(p.sink)[head] * kLog2e<C> / C(p.temperature);
@@ -144,7 +159,9 @@ template <class C> RowResult<C> finish_row(const Problem& p, int64_t head, C m, 
         l = l * grown + std::exp2(sink - top);
         m = top;
     }
-    return {false, grown / l * C(1 / (1 - p.dropout)), m, l};
+    const double exact = double(grown) / double(l) / (1 - p.dropout);
+    const C factor = C(exact);
+    return {false, factor, factor - factor == C(0) ? C(exact - double(factor)) : C(0), m, l};
 }
 
 template <class C> void write_normalisers(const Problem& p, int64_t batch, const Row& row, const RowResult<C>& end) {
@@ -153,7 +170,7 @@ template <class C> void write_normalisers(const Problem& p, int64_t batch, const
     if (!p.normalisers) return;
     C* to = reinterpret_cast<C*>(p.normalisers) + at;
     to[0] = end.empty ? C(0) : end.m;
-    to[all] = end.empty ? C(0) : std::log2(end.l);
+    to[all] = end.empty ? C(1) : end.l;
 }
 
 }  // namespace limelight::LIMELIGHT_ISA

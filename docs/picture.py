@@ -1,73 +1,85 @@
-"""Draws the README's picture: what the translator looks at while it writes, and how fast attention is computed.
+"""Draws the README's picture: an attention matrix of 32,768 × 32,768 with its statistics, and a translator's alignment.
 
-pip install '.[plot]' && python docs/picture.py     # reads benchmarks/attention.json, writes docs/attention.png
+    pip install '.[plot]' && python docs/picture.py     # writes docs/attention.png, in seconds
+
+The large matrix is computed from a real text, docs/experiments.md: every character asks for the places where the eight
+characters before it stood earlier, as an induction head does. Its queries and keys are sums of random vectors, one for
+each character and distance, so that alike contexts have alike vectors. Nothing n × n is ever stored.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
 
+import limelight as ll
 from limelight import translate
 from limelight.translate.display import alignment_of
 
 HERE = Path(__file__).parent
-SHOWN = {
-    "window 128, n=8192": "window of 128, n = 8192",
-    "training: causal window 256, n=8192": "training, window of 256",
-    "decode 32/8, 4096 keys": "decoding, 32 heads over 8",
-    "half padded, n=2048": "half of the keys padded",
-    "float16, n=1024": "float16",
-    "training: causal, n=2048": "training, causal",
-    "causal, n=2048": "causal, n = 2048",
-    "bfloat16, n=1024": "bfloat16",
-    "full, n=1024": "full, n = 1024",
-}
-
-
+LENGTH, CONTEXT, WIDTH = 32768, 8, 64
 SENTENCE = "The cat sat on the mat."
 
 
-def draw_alignment(axis: Axes) -> str:
-    """What the translator looks at while it writes each word; returns the translation."""
+def contexts(text: str) -> Tensor:
+    """Return a vector for each character, ``(1, length, width)``: the sum of those of the characters before it."""
+    g = torch.Generator().manual_seed(0)
+    codes = torch.tensor([ord(c) % 512 for c in text])
+    table = torch.randn(CONTEXT, 512, WIDTH, generator=g) / WIDTH**0.5
+    x = torch.zeros(len(text), WIDTH)
+    for distance in range(CONTEXT):
+        x[distance:] += table[distance][codes[: len(text) - distance]]
+    return x[None]
+
+
+def draw_matrix(figure: Figure, area: tuple[float, float, float, float]) -> None:
+    """Draw the matrix as one picture, its entropies to the right and what each character receives below."""
+    x = contexts((HERE / "experiments.md").read_text(encoding="utf-8")[:LENGTH])
+    A = ll.weights(x, x, mask=ll.Causal(), scale=3.0)
+    seen = A.observe(pool=(512, 512, "max"), entropy=True, received=True)
+    left, bottom, wide, high = area
+    axis = figure.add_axes((left, bottom + 0.16 * high, 0.84 * wide, 0.84 * high))
+    axis.imshow(seen.pool[0], cmap="magma", vmin=0, vmax=float(seen.pool.quantile(0.99)), aspect="auto")
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.set_title(
+        f"A = ll.weights(q, k, mask=Causal())\n{len(x[0]):,} × {len(x[0]):,} weights, never stored", fontsize=10
+    )
+    axis.set_ylabel("queries: characters of a text", fontsize=8)
+    entropy = seen.entropy[0].unfold(0, 64, 64).mean(-1)
+    side = figure.add_axes((left + 0.86 * wide, bottom + 0.16 * high, 0.13 * wide, 0.84 * high))
+    side.fill_betweenx(range(len(entropy)), 0, entropy, color="#c4447c", lw=0)
+    side.set(ylim=(len(entropy), 0), xticks=[], yticks=[])
+    side.set_title("A.entropy()", fontsize=8)
+    received = seen.received[0].unfold(0, 64, 64).mean(-1)
+    below = figure.add_axes((left, bottom, 0.84 * wide, 0.13 * high))
+    below.fill_between(range(len(received)), 0, received, color="#c4447c", lw=0)
+    below.set(xlim=(0, len(received)), xticks=[], yticks=[])
+    below.set_xlabel("keys, and how much attention each gets: A.received()", fontsize=8)
+
+
+def draw_alignment(axis: Axes) -> None:
+    """Draw what the translator looks at while it writes each word."""
     (sentence,) = translate.load()(SENTENCE).sentences
     one = alignment_of(sentence)
     axis.imshow(one.weights, cmap="magma", vmin=0, vmax=1)
     axis.set_xticks(range(len(one.read)), one.read, rotation=45)
     axis.set_yticks(range(len(one.written)), one.written)
     axis.xaxis.tick_top()
-    axis.set_xlabel(f"cross-attention of layer {one.call.layer}, head {one.head}", fontsize=9)
-    return sentence.text
+    axis.set_title(f"limelight translate “{SENTENCE}”\n{sentence.text}", fontsize=10)
 
 
 def main() -> None:
-    results = json.loads((HERE.parent / "benchmarks" / "attention.json").read_text())["results"]
-    ratios = {r["case"]: r["ratio"] for r in results if r["threads"] == 1}
-
-    figure = plt.figure(figsize=(11.5, 4.6), dpi=130, layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.1))
-    text = draw_alignment(left.subplots())
-    left.suptitle(f"“{SENTENCE}” → “{text}”", fontsize=11)
-
-    axis = right.subplots()
-    names = [c for c in SHOWN if c in ratios]
-    values = [ratios[c] for c in names]
-    bars = axis.barh([SHOWN[c] for c in names], values, color="#c2447c")
-    axis.bar_label(bars, [f"{v:.3g} ×" for v in values], padding=4, fontsize=9)
-    axis.axvline(1, color="black", linewidth=1)
-    axis.set_xscale("log")
-    axis.set_xlim(0.8, max(values) * 2.2)
-    axis.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
-    axis.minorticks_off()
-    axis.invert_yaxis()
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.set_xlabel("times as fast as SDPA, one CPU thread (log scale)", fontsize=9)
-    axis.tick_params(labelsize=9)
-    right.suptitle("what attention costs", fontsize=11)
-    figure.savefig(HERE / "attention.png")
+    """Write docs/attention.png."""
+    figure = plt.figure(figsize=(12, 5.2))
+    draw_matrix(figure, (0.03, 0.06, 0.52, 0.82))
+    draw_alignment(figure.add_axes((0.62, 0.06, 0.36, 0.7)))
+    figure.savefig(HERE / "attention.png", dpi=125)
 
 
 if __name__ == "__main__":

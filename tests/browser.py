@@ -17,9 +17,20 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 
 
+# Resolves when the page has come to rest; a machine may be slow, so time alone says nothing.
+AT_REST = """async () => {
+  const end = performance.now() + 60000;
+  for (let still = 0; still < 3; ) {
+    await new Promise((go) => requestAnimationFrame(() => setTimeout(go, 25)));
+    still = document.querySelector(".limelight")?.explorer?.isIdle ? still + 1 : 0;
+    if (performance.now() > end) throw new Error("the page does not come to rest");
+  }
+}"""
+
+
 def missing(what: str) -> Any:
     """Fail in CI; elsewhere skip, and say how to get what is missing."""
-    return pytest.fail(what) if os.environ.get("CI") == "true" else pytest.skip(what)
+    return pytest.fail(what) if os.environ.get("LIMELIGHT_CI") else pytest.skip(what)
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +55,7 @@ class Tab:
     def __init__(self, browser: Any, **options: Any) -> None:
         self.context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
         self.page = self.context.new_page()
+        self.page.set_default_timeout(120_000)  # a machine may be busy
         self.messages: list[str] = []
         self.requests: list[str] = []
         self.page.on("console", lambda message: self.messages.append(message.text))
@@ -62,18 +74,17 @@ class Tab:
         return self.page
 
     def quiet(self) -> None:
-        """Wait until nothing has been asked for a while."""
-        self.page.wait_for_load_state("networkidle")
-        self.page.wait_for_timeout(350)
+        """Wait until nothing is asked, waited for or drawn, three times in a row."""
+        self.page.evaluate(AT_REST)
 
     def pixels(self) -> np.ndarray:
-        """What is on the screen."""
+        """Take a screenshot as an array."""
         from PIL import Image
 
         return np.asarray(Image.open(io.BytesIO(self.page.screenshot())).convert("RGB")).astype(int)
 
     def at(self, query: float, key: float, plot: int = 0) -> tuple[int, int]:
-        """Where the middle of a weight is on the screen."""
+        """The position of the middle of a weight on the screen."""
         code = """([n, i, j]) => {
             const plot = document.querySelector(".limelight").explorer.open.shown[n];
             const box = plot.canvas.getBoundingClientRect();
@@ -97,7 +108,7 @@ def tab(chromium: Any) -> Iterator[Callable[..., Tab]]:
     for one in tabs:
         one.context.close()
         away = [url for url in one.requests if not url.startswith(("http://127.0.0.1:", "file:", "data:", "blob:"))]
-        assert (one.messages, away) == ([], [])
+        assert (one.messages, away) == ([], []), f"{one.messages} {away}"
 
 
 @pytest.fixture(scope="session")

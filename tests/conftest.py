@@ -13,6 +13,11 @@ summation rounds more than n times, so the bound holds for every instruction set
 from __future__ import annotations
 
 import os
+
+# Workers share the cores: a thread that waits by spinning, as those of OpenMP do, takes them from the others. Read when
+# torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import random
 import shutil
 import zlib
@@ -138,12 +143,13 @@ def logit_rounding(p: dict[str, Any]) -> float:
     return rounding(p["q"].shape[-1] + 4, size, computed) / min(1.0, float(p.get("temperature", 1.0)))
 
 
-def gradient_bounds(p: dict[str, Any], dout: Tensor) -> dict[str, float]:
+def gradient_bounds(p: dict[str, Any], dout: Tensor, terms: Tensor | None = None) -> dict[str, float]:
     """Return how far roundings may move each gradient.
 
-    dS = P ∘ (dP − δ) with dP = dO vᵀ and δ = Σ dO ∘ O. A weight P is as inexact as its logit, dP and δ are sums over
-    the width of v. The gradients are sums of dS (or, for v, of P) over keys or over rows; errors of different rows
-    are independent, so that those of a sum over rows grow with the root of the sum of P².
+    dS = P ∘ (dP − δ) with dP = dO vᵀ + the terms of statistics and δ = Σ P ∘ dP. A weight P is as inexact as its logit,
+    dP and δ are sums over the width of v and, for the terms, over the keys. The gradients are sums of dS (or, for v, of
+    P) over keys or over rows; errors of different rows are independent, so that those of a sum over rows grow with the
+    root of the sum of P².
     """
     v, d = p["v"].double(), dout.double()
     H, N, Dv = d.shape[1:]
@@ -151,10 +157,14 @@ def gradient_bounds(p: dict[str, Any], dout: Tensor) -> dict[str, float]:
     steps = dense_steps(p, v)
     assert steps.output is not None
     P, dP = steps.weights, d @ v.repeat_interleave(H // v.shape[1], 1).mT
-    change = largest(dP - (d * steps.output).sum(-1, keepdim=True))
     relative = logit_rounding(p)
     computed = torch.promote_types(p["q"].dtype, torch.float32)
-    dS = 2 * rounding(Dv, max(1.0, largest(dP)), computed) + change * relative * (1 + 2 / min(2.0, p.get("softcap", 2)))
+    dS = 2 * rounding(Dv, max(1.0, largest(dP)), computed)
+    if terms is not None:
+        dP = dP + terms
+        dS += 2 * rounding(M + 4, max(1.0, largest(terms)), computed) + largest(terms) * relative
+    change = largest(dP - (P * dP).sum(-1, keepdim=True))
+    dS += change * relative * (1 + 2 / min(2.0, p.get("softcap", 2)))
     if p["v"].dtype.itemsize == 2:  # δ from an output that was stored in halves
         dS += EPS[p["v"].dtype] * largest(steps.output) * largest(d) * Dv**0.5
     group = H // v.shape[1]

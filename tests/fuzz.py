@@ -96,7 +96,7 @@ def command(*arguments: str) -> str:
         raise AssertionError(f"{arguments}: {done.exception!r}") from done.exception
     assert done.exit_code in (0, 1, 2), (arguments, done.exit_code)
     if done.exit_code == 0:
-        if "--json" in arguments and "--help" not in arguments:
+        if "--json" in arguments and not {"--help", "-h"} & set(arguments):
             json.loads(done.stdout, parse_constant=_refuse_constant)
         return "success"
     errors = [line for line in done.stderr.splitlines() if not line.startswith(("Usage: ", "Try ")) and line.strip()]

@@ -34,7 +34,7 @@ def test_philox_gives_the_published_words(
 
 
 def kept(B: int, H: int, N: int, M: int, rate: float, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """What the kernels keep: with equal weights and unit vectors as values, the output is the mask."""
+    """Return the kernels' mask: with equal weights and unit vectors as values, the output is the mask."""
     q, k = torch.zeros(B, H, N, 1, dtype=dtype), torch.zeros(B, H, M, 1, dtype=dtype)
     v = torch.eye(M, dtype=dtype).expand(B, H, M, M)
     torch.manual_seed(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import limelight as ll
 
 Q, K, V = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 4)
+LAYER, X = ll.nn.MultiHeadAttention(8, 2), torch.randn(1, 5, 8)
 
 
 @pytest.mark.parametrize(
@@ -75,12 +77,60 @@ Q, K, V = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7,
         ({"sink": torch.zeros(6, dtype=torch.int64)}, TypeError, "sink is torch.int64"),
         ({"sink": "deep"}, TypeError, "sink must be a number, not str"),
         ({"backend": "cuda"}, ValueError, "backend = 'cuda'; there are 'native' and 'portable'"),
+        ({"scale": 10**400}, ValueError, "scale is a number of 401 digits, too large for a float"),
+        ({"attn_mask": None}, TypeError, r"no argument 'attn_mask': write mask=Dense\(tensor\) for booleans"),
+        ({"is_causal": True}, TypeError, r"no argument 'is_causal': write mask=Causal\(\)"),
+        ({"dropout_p": 0.1}, TypeError, "no argument 'dropout_p': write dropout="),
+        ({"enable_gqa": True}, TypeError, "no argument 'enable_gqa': write nothing: with fewer heads in k"),
+        (
+            {"heat": 2},
+            TypeError,
+            "no argument 'heat'; there are mask, bias, scale, softcap, sink, temp",
+        ),
     ],
 )
 @pytest.mark.parametrize("backend", ["native", "portable"])
 def test_clashes_are_named(changes: dict[str, Any], error: type[Exception], match: str, backend: str) -> None:
     with pytest.raises(error, match=match):
         ll.attention(**{"q": Q, "k": K, "v": V, "backend": backend, **changes})
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: ll.weights(Q, K, attn_mask=None), r"weights\(\) has no argument 'attn_mask': write mask=Dense"),
+        (lambda: ll.backend_for(Q, K, V, is_causal=True), r"no argument 'is_causal': write mask=Causal\(\)"),
+        (lambda: ll.backend_for(Q, K, V, heat=2), "no argument 'heat'; there are mask, bias"),
+        (lambda: LAYER(X, is_causal=True), r"MultiHeadAttention has no argument 'is_causal': write mask=Causal\(\)"),
+        (lambda: LAYER(X, key_padding_mask=None), r"write mask=Padding\(lengths\)"),
+        (lambda: LAYER(X, cache="yes"), r"such as KVCache\(\)\[0\], not str"),
+        (lambda: LAYER(X, cache=ll.KVCache), r"such as KVCache\(\)\[0\], not KVCache"),
+        (lambda: LAYER(X, cache=ll.KVCache()), r"such as KVCache\(\)\[0\], not KVCache"),
+        (lambda: LAYER([1.0]), r"x must be a tensor \(batch, tokens, width\), not list"),
+        (lambda: LAYER(X[0]), r"x must be a tensor \(batch, tokens, width\), not \(5, 8\)"),
+        (lambda: LAYER(X, "context"), r"context must be a tensor \(batch, tokens, width\), not str"),
+    ],
+)
+def test_wrong_arguments(call: Callable[[], object], match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        call()
+
+
+def test_masks_of_nothing() -> None:
+    with pytest.raises(ValueError, match="Padding: lengths is empty"):
+        ll.Padding([])
+    with pytest.raises(ValueError, match="Documents: ids is empty"):
+        ll.Documents([])
+
+
+def test_what_tensors_have_and_weights_have_not() -> None:
+    A = ll.weights(Q, K)
+    with pytest.raises(AttributeError, match=r"Weights has no sum\(\): rows sum to 1; received\(\)"):
+        A.sum()
+    with pytest.raises(AttributeError, match=r"no attribute 'std'; A.dense\(\) is the matrix as a tensor"):
+        A.std()
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        _ = A.nothing
 
 
 def test_masks_have_no_truth_value() -> None:

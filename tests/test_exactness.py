@@ -62,8 +62,8 @@ def test_logsumexp(p: dict[str, Any]) -> None:
 
 
 # Root-mean-square errors as multiples of those of the dense softmax in float32. The aim is 1.1 for all of them: the
-# forward pass meets it but for the shortest sums and decoding steps, the gradients do not yet.
-FORWARD_BOUND, GRADIENT_BOUND = 2.0, 4.0
+# forward pass meets it on every instruction set, the gradients do not yet.
+FORWARD_BOUND, GRADIENT_BOUND = 1.1, 4.0
 
 
 def dense_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Any = None, bias: Any = None) -> Tensor:
@@ -89,7 +89,9 @@ def results(f: Any, inputs: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return [x.detach().double() for x in (out, *torch.autograd.grad(out, qkv, dout))]
 
 
-def assert_as_exact_as_the_dense_softmax(B: int, H: int, Hkv: int, N: int, M: int, D: int, **options: Any) -> None:
+def assert_as_exact_as_the_dense_softmax(
+    B: int, H: int, Hkv: int, N: int, M: int, D: int, gradient_bound: float = GRADIENT_BOUND, **options: Any
+) -> None:
     """Compare our errors in float32 with those of the dense softmax in float32, measured against float64.
 
     Root mean squares over at least 600 rows: the errors of one row have its normaliser in common.
@@ -103,7 +105,7 @@ def assert_as_exact_as_the_dense_softmax(B: int, H: int, Hkv: int, N: int, M: in
     ratios = {name: a / b for name, a, b in zip(("out", "dq", "dk", "dv"), ours, theirs, strict=True)}
     text = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
     assert ratios["out"] <= FORWARD_BOUND, text
-    assert max(ratios.values()) <= GRADIENT_BOUND, text
+    assert max(ratios.values()) <= gradient_bound, text
 
 
 def kinds(N: int, M: int) -> dict[str, dict[str, Any]]:
@@ -127,9 +129,9 @@ def kinds(N: int, M: int) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("M", [1009, 3001, 9001])
 @pytest.mark.parametrize("kind", kinds(2, 200))
 def test_as_exact_as_the_dense_softmax(kind: str, M: int) -> None:
-    """Sums over 1,009 to 9,001 keys: the error stays a small multiple of the dense softmax's."""
+    """Sums over 1,009 to 9,001 keys: the error does not grow with them, of the output or of the gradients."""
     options = kinds(331, M)[kind]
-    assert_as_exact_as_the_dense_softmax(B=1, H=2, Hkv=2, N=331, M=M, D=16, **options)
+    assert_as_exact_as_the_dense_softmax(B=1, H=2, Hkv=2, N=331, M=M, D=16, gradient_bound=1.15, **options)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +147,25 @@ def test_as_exact_as_the_dense_softmax(kind: str, M: int) -> None:
 )
 def test_as_exact_as_the_dense_softmax_in_other_shapes(sizes: dict[str, int], isa: str) -> None:
     assert_as_exact_as_the_dense_softmax(**sizes)
+
+
+@pytest.mark.parametrize("M", [2, 17, 61, 211, 331])
+@pytest.mark.parametrize("N", [1, 3, 97])
+def test_short_sums_are_as_exact_as_the_dense_softmax(N: int, M: int, isa: str) -> None:
+    """Rows with few keys, in which no error averages out: the exponential and the sum of each row show.
+
+    The baseline has no fused multiply-add and four lanes, while the dense softmax here uses all that the machine has.
+    """
+    bound = 1.5 if isa == "baseline" else FORWARD_BOUND
+    heads = 4 * (1200 // N // 4 + 1)
+    for D in (8, 67, 251):
+        r = generator(N, M, D)
+        q, k, v = (torch.randn(1, h, n, D, generator=r) for h, n in ((heads, N), (heads // 4, M), (heads // 4, M)))
+        want = dense_softmax(q.double(), k.double(), v.double())
+        ours, theirs = (
+            float((x.double() - want).square().mean().sqrt()) for x in (ll.attention(q, k, v), dense_softmax(q, k, v))
+        )
+        assert ours <= bound * theirs, f"width {D}: {ours:.2e} against {theirs:.2e}"
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

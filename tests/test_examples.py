@@ -60,6 +60,7 @@ def test_watch_model(minilm: Path) -> None:
     assert all(0 < float(weight) <= 1 for _, _, weight in links)
 
 
+@pytest.mark.slow
 def test_entropy_penalty() -> None:
     text = printed_by("entropy_penalty")
     (right, sharper), (plain, penalised) = numbers(r"(\d+)%", text), numbers(r"entropy ([\d.]+)", text)

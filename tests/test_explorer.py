@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
+import socket
+import sys
 import threading
+import webbrowser
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,10 +18,12 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 import limelight as ll
 from conftest import leaf_masks
+from limelight.cli.explore import command as explore_command
 from limelight.core.biases import Bias
 from limelight.core.masks import Mask
 from limelight.explorer import Explorer, explore, questions, save_page
@@ -28,6 +34,7 @@ from limelight.explorer.rooms import QUESTIONS
 from limelight.explorer.server import app
 from limelight.explorer.subject import Subject
 from limelight.explorer.tiles import SIDE, base_level, top_level
+from limelight.explorer.workers import COUNTS, Workers
 from limelight.lens.reading import read
 from limelight.translate import shipped
 
@@ -262,6 +269,23 @@ def test_memory_makes_nothing_twice_and_forgets_the_oldest() -> None:
     assert memory.get("b", lambda: "again") == "again"
 
 
+def test_nobody_waits_for_the_background() -> None:
+    memory, workers, begun, go = Memory(limit=3000), Workers(), threading.Event(), threading.Event()
+
+    def slowly() -> str:
+        begun.set()
+        go.wait(60)
+        return "by the background"
+
+    waiting = workers.submit(questions.BACKGROUND, lambda: memory.get("a", slowly))
+    assert begun.wait(60)
+    assert memory.get("a", lambda: "at once") == "at once"
+    go.set()
+    assert waiting.result(60) == "by the background"
+    assert memory.get("a", lambda: "again") == "at once"
+    workers.close()
+
+
 # The lessons.
 
 EXAMPLE = {
@@ -335,6 +359,37 @@ def test_the_steps_of_a_query_are_those_of_trace() -> None:
     dense = Subject.of(ll.Weights.from_dense(torch.rand(1, 2, 5, 5)))
     with pytest.raises(RefusedError, match="only the weights are known"):
         ask(dense, "query", call=0, head=0, query=0)
+
+
+@pytest.mark.parametrize(("name", "head"), [("encoder.blocks.1.attention", 3), ("decoder.blocks.0.cross", 5)])
+def test_the_steps_of_a_head_for_any_text(name: str, head: int) -> None:
+    reading = read(shipped(), "Good.")
+    assert reading.reader is not None
+    subject = Subject.of(reading)
+    (call,) = (m.number for m in subject.matrices if m.call.name == name)
+    text = "She reads a long book."
+    found = ask(subject, "own", call=call, head=head, text=text)
+    layer: Any = reading.reader.model.get_submodule(name)
+    seen: list[torch.Tensor] = []
+    hook = layer.out.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    again = reading.reader.read(text)  # by the kernels
+    hook.remove()
+    truth = again.record[name].dense()[0, head]
+    x = {key: torch.from_numpy(value) for key, value in found.arrays.items()}
+    width = layer.query.out_features // 8
+    part = slice(head * width, (head + 1) * width)
+    close, half = {"atol": 2e-5, "rtol": 2e-4}, {"atol": 4e-3, "rtol": 4e-3}  # the model is in float16
+    weight, bias = layer.query.weight.float(), layer.query.bias.float()
+    torch.testing.assert_close(x["q"], (x["x"] @ weight.T + bias)[:, part].detach(), **half)
+    torch.testing.assert_close(x["scores"], x["q"] @ x["k"].T, **close)
+    torch.testing.assert_close(x["scaled"], x["scores"] * found.data["scale"], **close)
+    torch.testing.assert_close(x["weights"], truth, **close)
+    torch.testing.assert_close(x["output"], seen[-1][0, :, part].detach().float(), **half)
+    assert (found.data["queries"], found.data["keys"]) == tuple(again.names(again.record.log[call]))
+    with pytest.raises(RefusedError, match="tokens; write at most 48"):
+        ask(subject, "own", call=call, head=head, text="a " * 150)
+    with pytest.raises(RefusedError, match="only what it attended to"):
+        ask(Subject.of(made(3, 3)), "own", call=0, head=0, text="a")
 
 
 def test_translating() -> None:
@@ -587,7 +642,7 @@ def test_a_slow_question_does_not_keep_others_waiting(subject: Subject, monkeypa
         go.wait(60)
         return Answer({"done": True})
 
-    monkeypatch.setitem(QUESTIONS, "slow", questions.question("slow", slow=True)(wait))
+    monkeypatch.setitem(QUESTIONS, "slow", questions.question("slow", questions.SLOW)(wait))
     with (
         Explorer(subject) as page,
         httpx.Client(trust_env=False, timeout=30) as client,
@@ -604,6 +659,34 @@ def test_a_slow_question_does_not_keep_others_waiting(subject: Subject, monkeypa
         assert {f.result(timeout=30).status_code for f in slow} == {200}
     assert {f.status_code for f in found} == {200}
     assert len({f.content for f in found}) == 1
+
+
+def test_lanes() -> None:
+    """Passes over whole matrices have all threads, and the background comes last."""
+    workers = Workers()
+    before = torch.get_num_threads()
+    own = {
+        lane: workers.submit(lane, lambda: (torch.get_num_threads(), os.getpriority(os.PRIO_PROCESS, 0)))
+        for lane in COUNTS
+    }
+    found = {lane: future.result(30) for lane, future in own.items()}
+    assert found[questions.BACKGROUND][0] == found[questions.QUICK][0] == 1
+    assert found[questions.SLOW][0] == torch.get_num_threads() == before
+    if sys.platform == "linux":
+        assert found[questions.BACKGROUND][1] == 19 > found[questions.SLOW][1]
+    failing = workers.submit(questions.QUICK, lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        failing.result(30)
+    workers.close()
+    subject = Subject.of(made(2100, 2100))
+    thumbnail, tile = ({"call": 0, "head": 1, "count": 1}, {"call": 0, "head": 1, "tiles": [[4, 0, 0]]})
+    lane = {
+        name: QUESTIONS[name].lane(subject, Arguments(x)) for name, x in (("thumbnails", thumbnail), ("tiles", tile))
+    }
+    assert lane == {"thumbnails": questions.BACKGROUND, "tiles": questions.SLOW}
+    ask(subject, "tiles", **tile)  # one pass, which thumbnails and strips share
+    assert QUESTIONS["tiles"].lane(subject, Arguments(tile)) == questions.QUICK
+    assert (0, 0, 1, "survey") in subject.memory
 
 
 def test_explore_serves_until_it_is_closed() -> None:
@@ -627,3 +710,65 @@ def test_arguments_say_what_is_wrong() -> None:
         Arguments({"x": 3}).number("x", 0, 1)
     with pytest.raises(RefusedError, match="at most 3 characters"):
         Arguments({"x": "four"}).text("x", 3)
+
+
+# The command.
+
+
+@pytest.fixture
+def visited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """The addresses that a browser was sent to, and what the page says of itself; then Ctrl-C is pressed."""
+    found = []
+
+    def visit(url: str) -> None:
+        with httpx.Client(follow_redirects=True, trust_env=False) as client:
+            assert client.get(url).status_code == 200
+            answer = client.post(str(httpx.URL(url).join("/ask/about")), json={})
+        length = int.from_bytes(answer.content[:4], "little")
+        found.append((url, json.loads(answer.content[4 : 4 + length])["data"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(webbrowser, "open", visit)
+    return found
+
+
+def run(*arguments: str, **options: Any) -> Any:
+    return CliRunner().invoke(explore_command, list(arguments), catch_exceptions=False, **options)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def test_the_command_and_its_options(visited: list[Any], tmp_path: Path) -> None:
+    port = free_port()
+    done = run("I like tea.", "--port", str(port), "--host", "localhost")
+    assert done.exit_code == 0
+    url, about = visited.pop()
+    assert url.startswith(f"http://localhost:{port}/?token=")
+    assert url in done.stdout
+    assert (about["translates"], about["reads"]) == (True, True)
+    assert any("tea" in token for text in about["texts"] for token in text)
+    (tmp_path / "text.txt").write_text("She reads a long book.", encoding="utf-8")
+    for given in (["--file", str(tmp_path / "text.txt")], ["-"], ["--file", "-"]):
+        assert run(*given, "--model", str(shipped()), input="She reads a long book.").exit_code == 0
+        _, about = visited.pop()
+        assert any("book" in token for text in about["texts"] for token in text)
+        assert not about["translates"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["a", "--file", "pyproject.toml"], "not both"),
+        (["  "], "the text is empty"),
+        (["a", "--port", "70000"], "70000"),
+        (["a", "--model", "nowhere"], "nowhere"),
+    ],
+)
+def test_the_command_says_what_is_wrong(given: list[str], message: str) -> None:
+    done = run(*given)
+    assert done.exit_code != 0
+    assert message in done.output

@@ -8,9 +8,11 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from limelight.viz.notebook import mask_html, matrix_html, table_html
+import limelight as ll
+from limelight.viz.notebook import matrix_html, table_html
 
 
 def pixels(html: str) -> np.ndarray:
@@ -42,10 +44,16 @@ def test_large_matrices_are_pictures() -> None:
 
 
 def test_masks() -> None:
-    allowed = np.tril(np.ones((5, 7), bool), 2)
-    image = pixels(mask_html(allowed, "Causal()"))[..., 3]
-    assert ((image == 255) == allowed).all()
-    assert "5 queries × 7 keys" in mask_html(allowed)
+    mask = ll.Causal() & (ll.Window(2) | ll.First(1))
+    allowed, html = mask.dense(9), mask._repr_html_()
+    found = np.zeros((9, 9))
+    for x, y, width, opacity in re.findall(
+        r'<rect x="(\d+)" y="(\d+)" width="(\d+)" height="1" fill-opacity="([\d.]+)', html
+    ):
+        found[int(y), int(x) : int(x) + int(width)] = float(opacity)
+    assert ((found == 0.92) == allowed.numpy()).all()
+    assert ((found == 0.08) == ~allowed.numpy()).all()
+    assert "9 queries × 9 keys" in html
 
 
 def test_tables() -> None:
@@ -63,3 +71,61 @@ def test_tables() -> None:
 def test_what_is_no_matrix(x: object, rows: list[str] | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         matrix_html(x, rows)  # type: ignore[arg-type]
+
+
+def few_tags(html: str) -> None:
+    """Small, without scripts, links or styles of a whole page, so that it shows in light and dark notebooks."""
+    assert len(html) < 2**17
+    assert not re.findall(r"<(script|style|link|iframe|object)|\son\w+=|javascript:|https?:", html)
+    assert "color: #" not in html
+
+
+def test_weights_show_themselves() -> None:
+    torch.manual_seed(0)
+    A = ll.weights(torch.randn(3, 5, 8), torch.randn(3, 7, 8), mask=ll.Causal())
+    html = A._repr_html_()
+    few_tags(html)
+    numbers = [float(x) for x in re.findall(r"<td[^>]*>([\d.]+)</td>", html)]
+    np.testing.assert_allclose(numbers, A.dense().flatten().numpy(), atol=0.0051)
+    large = ll.weights(torch.randn(11, 301, 8), torch.randn(11, 301, 8))._repr_html_()
+    few_tags(large)
+    assert large.count("<img") == 4
+    assert "7 more heads" in large
+    huge = ll.weights(torch.randn(1, 2**15, 8), torch.randn(1, 2**15, 8))._repr_html_()
+    assert "limelight.explore(A)" in huge
+    assert "<img" not in huge
+    assert ll.weights(torch.randn(1, 5, 8, device="meta"), torch.randn(1, 5, 8, device="meta"))._repr_html_() is None
+
+
+def test_records_reports_and_traces_show_themselves() -> None:
+    torch.manual_seed(0)
+    model = ll.nn.Encoder([ll.nn.Block(ll.nn.MultiHeadAttention(32, 4), ll.nn.FeedForward(32, 64))])
+    with ll.watch(model) as record:
+        model(torch.randn(1, 11, 32))
+    html = record._repr_html_()
+    few_tags(html)
+    assert "blocks.0.attention" in html
+    assert [int(x) for x in re.findall(r'right; padding: 1px 8px">(\d+)</td>', html)] == [1, 4, 11, 11]
+    rows = record.heads()
+    few_tags(rows._repr_html_())
+    assert rows._repr_html_().count("<tr>") == 5
+    assert f"{rows[2]['entropy']:.3g}" in rows._repr_html_()
+    q, k, v = torch.randn(3, 2), torch.randn(4, 2), torch.randn(4, 5)
+    steps = ll.trace(q, k, v, tokens=(list("abc"), list("<&>'")))
+    few_tags(steps._repr_html_())
+    assert "&lt;" in steps._repr_html_()
+    assert f">{float((q @ k.mT)[1, 2]):.2f}<".replace("-", "−") in steps._repr_html_()
+
+
+def test_a_translation_shows_itself() -> None:
+    found = ll.translate.load()("The cat is sleeping.")
+    html = found._repr_html_()
+    few_tags(html)
+    assert "Le chat dort." in html
+    assert re.findall(r"<th[^>]*>(\w+)</th>", html)[:4] == ["The", "cat", "is", "sleeping"]
+
+
+def test_a_figure_is_shown_once_by_whichever_formatter() -> None:
+    A = ll.weights(torch.randn(1, 5, 8), torch.randn(1, 5, 8))
+    figure = A.show(on="figure")
+    assert figure._repr_png_().startswith(b"\x89PNG")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 import fuzz
 
 
+# click leaves a file open that a refused command line names.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_random_input() -> None:
     outcomes = fuzz.run(int(os.environ.get("LIMELIGHT_FUZZ_CASES", "2000")), derandomize=True)
     assert {kind for kind, _ in outcomes} == {

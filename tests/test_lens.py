@@ -21,7 +21,10 @@ from limelight.lens.hf.masks import SpanMask, span_mask
 
 NEW = int(tf.__version__.split(".")[0]) >= 5
 SMALL = {
-    **{"vocab_size": 101, "hidden_size": 48, "intermediate_size": 61, "num_hidden_layers": 2},
+    "vocab_size": 101,
+    "hidden_size": 48,
+    "intermediate_size": 61,
+    "num_hidden_layers": 2,
     "num_attention_heads": 6,
 }
 GROUPED = {**SMALL, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -30,7 +33,11 @@ STACKS = {
     **{f"{s}_layers": 2 for s in ("encoder", "decoder")},
     **{f"{s}_attention_heads": 6 for s in ("encoder", "decoder")},
     **{f"{s}_ffn_dim": 61 for s in ("encoder", "decoder")},
-    **{"vocab_size": 101, "d_model": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    "vocab_size": 101,
+    "d_model": 48,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
     "decoder_start_token_id": 1,
 }
 FAMILIES: dict[str, tuple[Any, Any]] = {
@@ -285,7 +292,7 @@ def _patterns() -> dict[str, Any]:
 @pytest.mark.parametrize("padded", ["none", "right", "left", "holes"])
 @pytest.mark.parametrize("pattern", _patterns())
 def test_mask_functions(pattern: str, padded: str) -> None:
-    """What is described is what transformers would make."""
+    """The lowered mask equals the one that transformers makes."""
     mask = torch.ones(2, 13, dtype=torch.bool)
     if padded == "right":
         mask[0, 9:] = mask[1, 4:] = False
@@ -389,7 +396,9 @@ def _translator() -> Any:
     model = ll.models.build(
         {
             **STACKS,
-            **{"model_type": "marian", "architectures": ["MarianMTModel"], "initializer_range": 0.3},
+            "model_type": "marian",
+            "architectures": ["MarianMTModel"],
+            "initializer_range": 0.3,
         }
     )
     return model.eval()

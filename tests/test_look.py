@@ -18,7 +18,11 @@ STACKS = {
     **{f"{s}_layers": 2 for s in ("encoder", "decoder")},
     **{f"{s}_attention_heads": 6 for s in ("encoder", "decoder")},
     **{f"{s}_ffn_dim": 61 for s in ("encoder", "decoder")},
-    **{"vocab_size": 30522, "d_model": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    "vocab_size": 30522,
+    "d_model": 48,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
     "decoder_start_token_id": 1,
 }
 TEXT = "The animal didn't cross the street because it was too tired."

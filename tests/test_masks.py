@@ -18,7 +18,7 @@ from limelight.core.masks import Lowered, Mask
 
 
 def spans_to_dense(lowered: Lowered, N: int, M: int) -> torch.Tensor:
-    """What the kernels understand, by counting keys one by one."""
+    """Count the keys of the spans one by one, as the kernels read them."""
     spans = lowered.spans if lowered.spans is not None else torch.tensor([0, M]).reshape(1, 1, 1, 2)
     allowed = torch.zeros(spans.shape[0], 1, N, M, dtype=torch.bool)
     for b in range(spans.shape[0]):

@@ -60,9 +60,18 @@ DECODERS = {
 }
 T5 = {"d_model": 40, "d_kv": 11, "d_ff": 56, "num_layers": 3, "num_heads": 5, "vocab_size": 97}
 MARIAN = {
-    **{"vocab_size": 97, "d_model": 40, "encoder_layers": 2, "decoder_layers": 3},
-    **{"encoder_attention_heads": 5, "decoder_attention_heads": 4, "encoder_ffn_dim": 56, "decoder_ffn_dim": 48},
-    **{"pad_token_id": 96, "decoder_start_token_id": 96, "scale_embedding": True, "max_position_embeddings": 64},
+    "vocab_size": 97,
+    "d_model": 40,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 5,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 56,
+    "decoder_ffn_dim": 48,
+    "pad_token_id": 96,
+    "decoder_start_token_id": 96,
+    "scale_embedding": True,
+    "max_position_embeddings": 64,
 }
 SEQ2SEQ = {
     "t5": (hf.T5ForConditionalGeneration, hf.T5Config(**T5, decoder_start_token_id=0)),

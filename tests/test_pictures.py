@@ -1,4 +1,4 @@
-"""What show() and repr() draw."""
+"""Drawings of show() and repr()."""
 
 from __future__ import annotations
 

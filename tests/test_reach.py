@@ -1,4 +1,4 @@
-"""Where ALiBi's slopes make weights vanish nothing is computed, and nothing changes."""
+"""Blocks whose ALiBi weights vanish are skipped, and the result stays the same."""
 
 from __future__ import annotations
 

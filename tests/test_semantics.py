@@ -1,4 +1,4 @@
-"""What holds beside the numbers: empty rows, NaN, strides, batch axes, threads, backends."""
+"""Properties other than exactness: empty rows, NaN, strides, batch axes, threads, backends."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor
 import limelight as ll
 from conftest import assert_sums_close, assert_within, generator, largest, logit_rounding, strided
 from limelight import backends
+from limelight.backends import sdpa
 from limelight.core import reference
 
 BACKENDS = pytest.mark.parametrize("backend", ["native", "portable"])
@@ -336,3 +337,30 @@ def test_gradients_of_the_portable_backend() -> None:
     empty = ll.attention(q, k, v, mask=ll.First(0), backend="portable")
     grads = torch.autograd.grad(empty.sum(), (q, k, v))
     assert all((x == 0).all() for x in grads), "rows that see nothing have zero gradients, not NaN"
+
+
+def test_matrix_units_are_used_where_torch_can_express_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU is made to claim AMX for bfloat16; other types and other calls stay with the kernels."""
+    monkeypatch.setattr(sdpa, "matrix_units", lambda: {torch.bfloat16: "AMX"})
+    q, k, v = (torch.randn(2, h, 37, 19) for h in (6, 2, 2))
+    half = [x.bfloat16() for x in (q, k, v)]
+    assert ll.backend_for(q, k, v).name == "native"
+    assert str(ll.backend_for(*half)).startswith("sdpa: PyTorch's kernel computes bfloat16")
+    assert ll.backend_for(*half, mask=ll.Causal()).name == "sdpa"
+    beyond: list[dict[str, Any]] = [
+        {"mask": ll.Window(5)},
+        {"bias": ll.ALiBi(6)},
+        {"softcap": 5.0},
+        {"temperature": 2.0},
+        {"sink": 0.0},
+    ]
+    for options in beyond:
+        assert ll.backend_for(*half, **options).name == "native", options
+    assert ll.backend_for(half[0][:, :, :20], *half[1:], mask=ll.Causal()).name == "native"  # aligned at the end
+    assert ll.backend_for(half[0][:, :, :1], *half[1:]).name == "native"  # decoding
+    for options in ({}, {"mask": ll.Causal()}, {"scale": 0.3}):
+        got = ll.attention(*half, **options)
+        torch.testing.assert_close(got, ll.attention(*half, **options, backend="native"), atol=0.03, rtol=0.02)
+    leaf = half[0].clone().requires_grad_()
+    ll.attention(leaf, *half[1:]).sum().backward()
+    assert leaf.grad is not None

@@ -143,3 +143,19 @@ def test_boolean_algebra_of_masks(N: int, M: int, data: st.DataObject) -> None:
     assert torch.equal(dense(~(a | b)), dense(~a & ~b))
     assert not bool(lowered(a & ~a).any())
     assert bool(lowered(a | ~a).all())
+
+
+@pytest.mark.parametrize(("dtype", "depth"), [(torch.float32, 50.0), (torch.float64, 500.0)], ids=str)
+@pytest.mark.parametrize("portable", [False, True])
+def test_similarity_of_tiny_weights(dtype: torch.dtype, depth: float, portable: bool, isa: str) -> None:
+    """Sinks leave weights whose squares underflow; cosines do not depend on the size of a head's weights."""
+    q, k = torch.randn(2, 4, 31, 8, dtype=dtype), torch.randn(2, 4, 1301, 8, dtype=dtype)
+    k *= torch.linspace(0.1, 2, 1301, dtype=dtype)[:, None]  # each block has larger weights than those before
+    sink = torch.tensor([depth, 0.0, 1.1 * depth, depth], dtype=dtype)
+    logs = (q.double() @ k.double().mT) / 8**0.5
+    logs = logs - torch.logaddexp(logs.logsumexp(-1), sink.double()[:, None])[..., None]
+    scaled = (logs - logs.amax((-2, -1), keepdim=True)).exp().flatten(2)
+    wanted = torch.nn.functional.cosine_similarity(scaled[:, :, None], scaled[:, None], dim=-1)
+    A = ll.weights(q, k, sink=sink)
+    found = (ll.Weights.from_dense(A.dense()) if portable else A).similarity()
+    torch.testing.assert_close(found.double(), wanted, atol=1e-4 if dtype == torch.float32 else 1e-10, rtol=0)

@@ -88,7 +88,7 @@ def test_compiled_with_dynamic_shapes(f: Function) -> None:
 @pytest.mark.parametrize("gaps", [False, True])
 @pytest.mark.filterwarnings("ignore::limelight.SlowPathWarning")
 def test_compiled_with_any_strides(order: tuple[int, ...], gaps: bool) -> None:
-    """What is promised of the results' memory is what the kernels give."""
+    """The kernels give the strides that the fake tensors promise."""
     compiled = torch.compile(
         lambda q, k, v: ll.attention(q, k, v, mask=ll.Causal()), fullgraph=True, backend="aot_eager"
     )
@@ -180,9 +180,9 @@ def test_opcheck(changes: dict[str, Any]) -> None:
     x, t = leaves(), terms(**changes)
     torch.library.opcheck(torch.ops.limelight.attention.default, (*x, *t.values()))
     with torch.no_grad():
-        out, lse = torch.ops.limelight.attention(*x, *t.values())
+        out, lse, scaled = torch.ops.limelight.attention(*x, *t.values())
     wanted = [t[n] is not None and t[n].requires_grad for n in ("slopes", "offsets", "bias", "sink", "temperature")]
-    args = (torch.randn_like(out), torch.randn_like(lse), *x, out, lse, *t.values(), wanted)
+    args = (torch.randn_like(out), torch.randn_like(lse), *x, out, lse, scaled, *t.values(), wanted)
     torch.library.opcheck(torch.ops.limelight.attention_backward.default, args)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
@@ -69,6 +70,7 @@ def test_the_loss_curve_is_that_of_sdpa() -> None:
     assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-8
 
 
+@pytest.mark.slow
 def test_it_learns_with_dropout_a_window_and_a_bias() -> None:
     mask = ll.Causal() & (ll.Window(16) | ll.First(1))
     attend = lambda q, k, v: ll.attention(q, k, v, mask=mask, bias=ll.ALiBi(4), dropout=0.1)  # noqa: E731

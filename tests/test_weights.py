@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
+from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d, avg_pool2d, max_pool2d
 
 import limelight as ll
 from conftest import problems, random_masks, strided
@@ -59,7 +59,7 @@ def test_every_question_in_plain_torch(p: dict[str, Any], data: st.DataObject) -
 
 
 def questions(p: dict[str, Any], data: st.DataObject) -> tuple[Mask, int, int, tuple[int, int]]:
-    """What to ask: for the mass on which keys, in which radius, how many of the strongest, how large a picture."""
+    """Draw arguments for the statistics: a mask, a radius, a count of top keys, a picture's size."""
     B, _, N, _ = p["q"].shape
     M = p["k"].shape[2]
     cells = data.draw(st.integers(1, min(2 * N, 40))), data.draw(st.integers(1, min(2 * M, 40)))
@@ -103,12 +103,15 @@ def check(p: dict[str, Any], mask: Mask, radius: int, k: int, shape: tuple[int, 
     close(seen.distance, (dense * (position - key).abs()).sum(-1), p)
     want = torch.zeros(B, H, 2 * radius + 1, dtype=torch.float64)
     for n, delta in enumerate(range(-radius, radius + 1)):
-        on = key - position == delta
-        if on.any():
-            want[..., n] = dense[..., on].mean(-1)
+        diagonal = delta + M - N  # key − position = delta
+        if -N < diagonal < M:
+            want[..., n] = dense.diagonal(diagonal, 2, 3).mean(-1)
     close(seen.profile, want, p)
     close(seen.pool, adaptive_avg_pool2d(dense, (rows, cols)), p)
     close(A.pool(rows, cols, "max"), adaptive_max_pool2d(dense, (rows, cols)), p)
+    side = 2 + max(N, M) // 7  # squares, of which those at the edges cover what is left
+    close(A.pool(cell=side), avg_pool2d(dense, side, ceil_mode=True), p)
+    close(A.observe(pool=side, reduce="max").pool, max_pool2d(dense, side, ceil_mode=True), p)
     flat = dense.flatten(2)
     norms = flat.norm(dim=-1)
     cosine = flat @ flat.mT / (norms[:, :, None] * norms[:, None]).clamp(min=1e-300)
@@ -380,7 +383,7 @@ def test_what_is_known_is_known_of_the_tensors_as_they_are() -> None:
 
 
 def test_gradients_of_every_question() -> None:
-    """Of the answers of the kernels, once and twice."""
+    """First and second derivatives of the statistics that the kernels compute."""
     q, k, table, u = (
         torch.rand(s, dtype=torch.float64, requires_grad=True)
         for s in ((1, 4, 5, 3), (1, 2, 7, 3), (4, 5), (1, 4, 5, 2))
@@ -410,6 +413,10 @@ def test_errors() -> None:
         A.mass(ll.Padding([1, 2, 3, 4]))
     with pytest.raises(ValueError, match="pool: rows = 0 must be at least 1"):
         A.pool(0, 4)
+    with pytest.raises(TypeError, match="rows and cols, or cell, not both"):
+        A.pool(2, 2, cell=3)
+    with pytest.raises(ValueError, match="pool: cell = 0 must be at least 1"):
+        A.pool(cell=0)
     with pytest.raises(ValueError, match="reduce = 'sum'; there are 'mean' and 'max'"):
         A.pool(2, 2, "sum")
     with pytest.raises(TypeError, match="radius must be a whole number"):

@@ -122,7 +122,7 @@ template <class C> bool load_normalisers(const Problem& p, int64_t batch, const 
         const C* found =
             reinterpret_cast<const C*>(p.normalisers) + (batch * p.Hq + x.rows[r].head) * p.N + x.rows[r].query;
         x.m[r] = found[0];  // 0 where nothing is allowed: 2^(−∞ − 0) = 0
-        x.l[r] = found[all];
+        x.l[r] = std::log2(found[all]);
         if (x.l[r] - x.l[r] == C(0)) continue;
         not_finite = true;
         if (x.bounds) x.bounds[r].norm = kInf<C>;  // what is not finite reaches all keys

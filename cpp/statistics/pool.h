@@ -1,5 +1,8 @@
 // pool: the mean or the maximum of the weights that each cell of a picture covers.
-// outputs: {cells (B, Hq, rows, cols)}, numbers: {rows, cols, 1 for the maximum}; the window is what the picture shows
+// outputs: {cells (B, Hq, rows, cols)}, numbers: {rows, cols, 1 for the maximum, side}; the window is what the picture
+// shows. With a side, cells are squares of so many queries and keys, of which those at the end cover what is left.
+// Where the window is a part of what the picture shows, its place there follows: {…, first query, queries, first key,
+// keys}.
 #pragma once
 
 #include "cells.h"
@@ -14,8 +17,10 @@ public:
         : p_(p),
           c_(c),
           out_(reinterpret_cast<C*>(request.outputs.at(0))),
-          rows_{c.queries, int64_t(request.numbers.at(0))},
-          cols_{c.key_end - c.key_begin, int64_t(request.numbers.at(1))},
+          first_query_(number(request, 4, 0)),
+          first_key_(number(request, 6, 0)),
+          rows_(cells(request, 0, number(request, 5, c.queries))),
+          cols_(cells(request, 1, number(request, 7, c.key_end - c.key_begin))),
           maximum_(request.numbers.at(2) != 0),
           width_(min(cols_.most_of(c.chunk), cols_.count)) {
         const int64_t lanes = c.tiles_per_task * c.heads_abreast * kMaxLanes<C>;
@@ -31,15 +36,16 @@ public:
         part_ = reinterpret_cast<double*>(part);
         first_ = first_cell(t.chunk);
         for (int64_t i = 0; i < width_ && first_ + i < cols_.count; ++i) {
-            left_[i] = int32_t(c_.key_begin + cols_.begin(first_ + i));
-            right_[i] = int32_t(c_.key_begin + cols_.end(first_ + i));
+            left_[i] = int32_t(c_.key_begin + cols_.begin(first_ + i) - first_key_);
+            right_[i] = int32_t(c_.key_begin + cols_.end(first_ + i) - first_key_);
         }
     }
 
     void start(const QueryTile<C>& x, int64_t, int64_t i) override {
         for (int r = 0; r < x.row_count; ++r) {
-            up_[i * kMaxLanes<C> + r] = int32_t(rows_.first(x.rows[r].query - c_.query_begin));
-            down_[i * kMaxLanes<C> + r] = int32_t(rows_.last(x.rows[r].query - c_.query_begin));
+            const int64_t query = x.rows[r].query - c_.query_begin + first_query_;
+            up_[i * kMaxLanes<C> + r] = int32_t(rows_.first(query));
+            down_[i * kMaxLanes<C> + r] = int32_t(rows_.last(query));
         }
     }
 
@@ -47,8 +53,8 @@ public:
         alignas(64) C sums[kMaxLanes<C>];
         const Block<C>& b = w.block;
         const int32_t *up = up_ + w.tile * kMaxLanes<C>, *down = down_ + w.tile * kMaxLanes<C>;
-        const int64_t last = cols_.last(b.first + b.n - 1 - c_.key_begin);
-        for (int64_t c = cols_.first(b.first - c_.key_begin); c <= last; ++c) {
+        const int64_t begin = b.first - c_.key_begin + first_key_, last = cols_.last(begin + b.n - 1);
+        for (int64_t c = cols_.first(begin); c <= last; ++c) {
             const int64_t at = c - first_;
             reduce_keys(b, max(left_[at] - b.first, 0), min(right_[at] - b.first, b.n), w.not_finite, sums);
             for (int r = 0, next; r < b.row_count; r = next) {
@@ -84,8 +90,16 @@ public:
     }
 
 private:
-    int64_t first_cell(int64_t chunk) const { return cols_.first(chunk * c_.chunk); }
-    int64_t last_cell(int64_t chunk) const { return cols_.last(min((chunk + 1) * c_.chunk, cols_.n) - 1); }
+    static int64_t number(const Request& request, size_t i, int64_t otherwise) {
+        return i < request.numbers.size() ? int64_t(request.numbers[i]) : otherwise;
+    }
+    static Cells cells(const Request& request, int axis, int64_t places) {
+        return Cells::over(places, int64_t(request.numbers.at(axis)), int64_t(request.numbers.at(3)));
+    }
+    int64_t first_cell(int64_t chunk) const { return cols_.first(first_key_ + chunk * c_.chunk); }
+    int64_t last_cell(int64_t chunk) const {
+        return cols_.last(first_key_ + min((chunk + 1) * c_.chunk, c_.key_end - c_.key_begin) - 1);
+    }
 
     void join_to(double& cell, double x) const {
         if (!maximum_) cell += x;
@@ -109,6 +123,7 @@ private:
     const Problem& p_;
     const Partition& c_;
     C* out_;
+    int64_t first_query_, first_key_;
     Cells rows_, cols_;
     bool maximum_;
     int64_t width_;           // cells of a part, along the keys

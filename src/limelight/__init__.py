@@ -7,16 +7,17 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from limelight import experiments, lens, models, nn, positions, translate
+    from limelight import experiments, lens, models, nn, parallel, positions, translate
     from limelight.core.biases import ALiBi, DenseBias, Relative
     from limelight.core.checks import SlowPathWarning
     from limelight.core.masks import Causal, Dense, Documents, First, Padding, Prefix, Window
+    from limelight.core.masks.patterns import patterns
     from limelight.explorer import explore
     from limelight.functional import attention, backend_for, weights
-    from limelight.lens.watching import watch
+    from limelight.lens.tracing import trace
+    from limelight.lens.watching import edit, watch
     from limelight.matrix.base import Weights
     from limelight.matrix.flow import rollout
-    from limelight.matrix.steps import trace
     from limelight.nn.cache import ByteCache, HeavyHitterCache, KVCache, WindowCache
 
 # Names are imported when they are first used, so that `limelight --help` need not import torch.
@@ -25,9 +26,10 @@ _HOME = {
     "weights": "functional",
     "backend_for": "functional",
     "Weights": "matrix.base",
-    "trace": "matrix.steps",
+    "trace": "lens.tracing",
     "rollout": "matrix.flow",
     "watch": "lens.watching",
+    "edit": "lens.watching",
     "explore": "explorer",
     "Causal": "core.masks",
     "Window": "core.masks",
@@ -36,6 +38,7 @@ _HOME = {
     "Prefix": "core.masks",
     "First": "core.masks",
     "Dense": "core.masks",
+    "patterns": "core.masks.patterns",
     "ALiBi": "core.biases",
     "Relative": "core.biases",
     "DenseBias": "core.biases",
@@ -45,7 +48,7 @@ _HOME = {
     "HeavyHitterCache": "nn.cache",
     "SlowPathWarning": "core.checks",
 }
-_PACKAGES = ("experiments", "lens", "models", "nn", "positions", "translate")
+_PACKAGES = ("experiments", "lens", "models", "nn", "parallel", "positions", "translate")
 
 __all__ = [
     "ALiBi",
@@ -66,11 +69,14 @@ __all__ = [
     "WindowCache",
     "attention",
     "backend_for",
+    "edit",
     "experiments",
     "explore",
     "lens",
     "models",
     "nn",
+    "parallel",
+    "patterns",
     "positions",
     "rollout",
     "trace",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
 from limelight import backends
 from limelight.backends import Backend, Int8Rows
 from limelight.core.biases import Bias
-from limelight.core.checks import check_dropout
+from limelight.core.checks import check_dropout, reject_options
 from limelight.core.masks import Mask
 from limelight.core.problem import AttentionSpec, Problem
 from limelight.matrix.base import Weights
@@ -29,6 +29,7 @@ def attention(
     temperature: float | Tensor = 1.0,
     dropout: float = 0.0,
     backend: str | None = None,
+    **other: NoReturn,
 ) -> Tensor:
     """``softmax((softcap(scale · q kᵀ) + bias) / temperature) v`` over the keys that ``mask`` allows.
 
@@ -45,6 +46,7 @@ def attention(
         dropout: the share of weights that is set to 0 after the softmax, the others growing by ``1 / (1 - dropout)``;
             reproducible by ``torch.manual_seed``.
         backend: ``"native"`` or ``"portable"``, to force one; chosen by ``backend_for`` otherwise.
+        **other: refused, with what to write instead.
 
     Returns:
         ``(…, Hq, N, Dv)`` in the type of ``v``. A query that may attend to nothing gives zeros.
@@ -55,6 +57,8 @@ def attention(
     torch.Size([2, 8, 5, 3])
 
     """
+    if other:
+        reject_options("attention()", other, (*AttentionSpec._fields, "dropout", "backend"))
     p = Problem(q, k, AttentionSpec(mask, bias, scale, softcap, sink, temperature))
     if dropout.__class__ is not float or not 0 <= dropout < 1:
         dropout = check_dropout(dropout)
@@ -84,6 +88,7 @@ def weights(
     softcap: float | None = None,
     sink: Tensor | float | None = None,
     temperature: float | Tensor = 1.0,
+    **other: NoReturn,
 ) -> Weights:
     """``softmax((softcap(scale · q kᵀ) + bias) / temperature)`` as an object that is never stored.
 
@@ -94,6 +99,8 @@ def weights(
     >>> A.shape
     (4, 100, 100)
     """
+    if other:
+        reject_options("weights()", other, AttentionSpec._fields)
     return LazyWeights(Problem(q, k, AttentionSpec(mask, bias, scale, softcap, sink, temperature)))
 
 
@@ -105,6 +112,7 @@ def backend_for(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Backend:
     >>> print(ll.backend_for(x, x, x))
     native: float tensors on the CPU
     """
+    if unknown := options.keys() - set(AttentionSpec._fields):
+        reject_options("backend_for()", unknown, AttentionSpec._fields)
     p = Problem(q, k, AttentionSpec(**options))
-    p.check_values(v)
-    return backends.choose(p)
+    return backends.choose_for_attention(p, p.check_values(v))

@@ -5,6 +5,7 @@ from limelight.backends.blocks import (
     grouped_matmul,
     masked_logits,
     statistics_of_blocks,
+    weights_of,
 )
 from limelight.backends.dispatch import (
     Backend,
@@ -12,27 +13,34 @@ from limelight.backends.dispatch import (
     attention_int8,
     attention_with_normalisers,
     choose,
+    choose_for_attention,
     logsumexp,
     runs_natively,
     statistics,
 )
+from limelight.backends.gradients import Normalisers
 from limelight.backends.int8 import Int8Rows
 from limelight.backends.native import (
-    Normalisers,
     available_isas,
+    built,
     isa,
     linear,
+    linears,
     move_to_large_pages,
     peak_flops,
     read_bandwidth,
+    rms_norm,
+    rotate,
     set_isa,
 )
+from limelight.backends.shared import SharedBackward
 from limelight.backends.statistic import Statistic, WeightsBlock, Window, sum_parts
 
 __all__ = [
     "Backend",
     "Int8Rows",
     "Normalisers",
+    "SharedBackward",
     "Statistic",
     "WeightsBlock",
     "Window",
@@ -40,19 +48,25 @@ __all__ = [
     "attention_int8",
     "attention_with_normalisers",
     "available_isas",
+    "built",
     "choose",
+    "choose_for_attention",
     "dense_weights",
     "grouped_matmul",
     "isa",
     "linear",
+    "linears",
     "logsumexp",
     "masked_logits",
     "move_to_large_pages",
     "peak_flops",
     "read_bandwidth",
+    "rms_norm",
+    "rotate",
     "runs_natively",
     "set_isa",
     "statistics",
     "statistics_of_blocks",
     "sum_parts",
+    "weights_of",
 ]

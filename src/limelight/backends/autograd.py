@@ -1,7 +1,8 @@
 """The kernels as operators of PyTorch, with what autograd, ``torch.compile`` and ``torch.func`` need.
 
-``limelight::attention`` gives the output and the log-sum-exp, ``limelight::attention_backward`` their gradients. A
-gradient that is itself to be differentiated is computed in blocks of plain torch instead.
+``limelight::attention`` gives the output and the normalisers, ``limelight::attention_backward`` their gradients. A
+gradient that is itself to be differentiated is computed in blocks of plain torch instead. Statistics of the weights add
+their gradients to those of attention where both are differentiated at once (shared.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from limelight.backends import blocks, native
-from limelight.backends.native import Normalisers, Wanted
+from limelight.backends.gradients import Normalisers, Term, Wanted
+from limelight.backends.shared import SharedBackward
 from limelight.backends.statistic import Statistic
 from limelight.core.problem import LoweredSpec, Problem, Sizes, compute_dtype, raise_spec
 from limelight.core.tracing import has_subclass, is_traced
@@ -26,15 +28,23 @@ _LEARNED = Wanted._fields  # the fields of a lowered specification to which a gr
 _PLACES = [LoweredSpec._fields.index(name) for name in _LEARNED]
 
 _library = torch.library.Library("limelight", "FRAGMENT")
-_library.define(f"attention(Tensor q, Tensor k, Tensor v, {_SPEC}) -> (Tensor, Tensor)")
+_library.define(f"attention(Tensor q, Tensor k, Tensor v, {_SPEC}) -> (Tensor, Tensor, Tensor)")
 _library.define(
     "attention_backward(Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{_SPEC}, bool[] wanted) -> Tensor[]"
+    f"Tensor scaled, {_SPEC}, bool[] wanted) -> Tensor[]"
 )
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec) -> tuple[Tensor, Tensor]:
     """Compute the output and the log-sum-exp, differentiably."""
+    out, normalisers, _ = attention_with_normalisers(q, k, v, lowered)
+    return out, normalisers.lse
+
+
+def attention_with_normalisers(
+    q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec
+) -> tuple[Tensor, Normalisers, SharedBackward | None]:
+    """Compute the output and the normalisers, differentiably, and the backward pass that statistics can share."""
     apply: Any
     if torch.compiler.is_compiling() or torch._C._is_tracing() or has_subclass(q, k, v):
         apply = torch.ops.limelight.attention
@@ -42,11 +52,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec) -> tuple[Te
         apply = _FunctionalAttention.apply
     else:
         apply = _EagerAttention.apply
-        learned = (getattr(lowered, name) for name in _LEARNED)
-        result: tuple[Tensor, Tensor] = apply(lowered, q, k, v, *learned)
-        return result
-    result = apply(q, k, v, *_with_tensors(lowered))
-    return result
+        learned = [getattr(lowered, name) for name in _LEARNED]
+        shared = SharedBackward([isinstance(x, Tensor) and x.requires_grad for x in (q, k, *learned)])
+        out, lse, scaled = apply(shared, lowered, q, k, v, *learned)
+        if out.grad_fn is not None:
+            shared.join(out.grad_fn)
+        return out, Normalisers(lse, scaled), shared
+    out, lse, scaled = apply(q, k, v, *_with_tensors(lowered))
+    return out, Normalisers(lse, scaled), None
 
 
 def _with_tensors(lowered: LoweredSpec) -> LoweredSpec:
@@ -61,52 +74,93 @@ class _EagerAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, lowered: LoweredSpec, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor | float | None
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any,
+        shared: SharedBackward,
+        lowered: LoweredSpec,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *learned: Tensor | float | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Run the kernels and keep what their derivative needs."""
         (B, Hq, N, D), (_, Hkv, M, _) = q.shape, k.shape
-        out, lse = native.forward_with_lse(q, k, v, lowered, Sizes(B, Hq, Hkv, N, M, D))
+        out, (lse, scaled) = native.forward_with_normalisers(q, k, v, lowered, Sizes(B, Hq, Hkv, N, M, D))
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, out, lse, *(x if isinstance(x, Tensor) else None for x in learned))
-        ctx.lowered = lowered
-        return out, lse
+        ctx.mark_non_differentiable(scaled)
+        ctx.save_for_backward(q, k, v, out, lse, scaled, *(x if isinstance(x, Tensor) else None for x in learned))
+        ctx.shared, ctx.lowered = shared, lowered
+        return out, lse, scaled
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: Any) -> tuple[Any, ...]:
         """Run the kernels of the gradient, or plain torch where it is differentiated once more."""
-        q, k, v, out, lse, *learned = ctx.saved_tensors
+        terms = ctx.shared.take()
+        wanted = Wanted(*ctx.needs_input_grad[5:])
+        if dout is None and dlse is None and not terms:
+            return None, None, None, None, None, *(None for _ in wanted)
+        q, k, v, out, lse, scaled, *learned = ctx.saved_tensors
+        normalisers = Normalisers(lse, scaled)
         lowered: LoweredSpec = ctx.lowered
         if any(x is not None for x in learned):
             current = {name: x for name, x in zip(_LEARNED, learned, strict=True) if x is not None}
             lowered = lowered._replace(**current)
+        differentiable = torch.is_grad_enabled() or is_traced() or (dout is not None and has_subclass(dout))
+        if not differentiable:
+            found = native.backward(dout, dlse, q, k, v, out, normalisers, lowered, wanted, terms)
+            return (None, None, *found)
         dout = torch.zeros_like(out) if dout is None else dout
-        wanted = Wanted(*ctx.needs_input_grad[4:])
-        if not (torch.is_grad_enabled() or is_traced() or has_subclass(dout)):
-            return (None, *native.backward(dout, dlse, q, k, v, out, lse, lowered, wanted))
-        dq, dk, dv, *rest = _differentiate(dout, dlse, q, k, v, out, lse, lowered, wanted)
-        found = iter(rest)
-        return None, dq, dk, dv, *(next(found) if wants else None for wants in wanted)
+        dq, dk, dv, *rest = _differentiate(dout, dlse, q, k, v, out, normalisers, lowered, wanted)
+        others = iter(rest)
+        gradients = [dq, dk, dv, *(next(others) if wants else None for wants in wanted)]
+        if terms:
+            gradients = _add(
+                gradients, native.backward(None, None, q, k, None, None, normalisers, lowered, wanted, terms)
+            )
+        return (None, None, *gradients)
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor]:
+def _add(some: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Add gradients, each of which may be None."""
+    return [x if y is None else y if x is None else x + y for x, y in zip(some, others, strict=True)]
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor, Tensor]:
     (B, Hq, N, D), (_, Hkv, M, _) = q.shape, k.shape
-    return native.forward_with_lse(q, k, v, LoweredSpec(*spec), Sizes(B, Hq, Hkv, N, M, D))
+    out, normalisers = native.forward_with_normalisers(q, k, v, LoweredSpec(*spec), Sizes(B, Hq, Hkv, N, M, D))
+    return out, *normalisers
 
 
-def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor]:
-    return native.empty_output(q, v), q.new_empty(q.shape[:3], dtype=compute_dtype(q))
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor, Tensor]:
+    lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q))
+    return native.empty_output(q, v), lse, lse.new_empty((2, *lse.shape))
 
 
 def _backward(
-    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scaled: Tensor,
+    *rest: Any,
 ) -> list[Tensor]:
     *spec, wanted = rest
-    found = native.backward(dout, dlse, q, k, v, out, lse, LoweredSpec(*spec), Wanted(*wanted))
+    found = native.backward(dout, dlse, q, k, v, out, Normalisers(lse, scaled), LoweredSpec(*spec), Wanted(*wanted))
     return [x for x in found if x is not None]
 
 
 def _fake_backward(
-    dout: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
+    dout: Tensor,
+    dlse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scaled: Tensor,
+    *rest: Any,
 ) -> list[Tensor]:
     *spec, wanted = rest
     learned = [spec[i] for i, wants in zip(_PLACES, wanted, strict=True) if wants]
@@ -120,15 +174,15 @@ def _differentiate(
     k: Tensor,
     v: Tensor,
     out: Tensor,
-    lse: Tensor,
+    normalisers: Normalisers,
     lowered: LoweredSpec,
     wanted: Wanted,
 ) -> Sequence[Tensor]:
     """Gradients of q, k, v and what else is wanted, which can be differentiated themselves."""
     compiled = torch.compiler.is_compiling() or has_subclass(dout, q, k, v)
     apply: Any = torch.ops.limelight.attention_backward if compiled else _Gradient.apply
-    dlse = torch.zeros_like(lse) if dlse is None else dlse
-    found: Sequence[Tensor] = apply(dout, dlse, q, k, v, out, lse, *_with_tensors(lowered), list(wanted))
+    dlse = torch.zeros_like(normalisers.lse) if dlse is None else dlse
+    found: Sequence[Tensor] = apply(dout, dlse, q, k, v, out, *normalisers, *_with_tensors(lowered), list(wanted))
     return found
 
 
@@ -151,11 +205,13 @@ def _saved(ctx: Any) -> tuple[list[Any], list[Tensor]]:
     return inputs, tensors
 
 
-def _operator_gradient(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-    (q, k, v, *spec), (out, lse) = _saved(ctx)
+def _operator_gradient(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: Any) -> tuple[Any, ...]:
+    (q, k, v, *spec), (out, lse, scaled) = _saved(ctx)
     dout = torch.zeros_like(out) if dout is None else dout
     wanted = Wanted(*(spec[i] is not None and ctx.needs_input_grad[3 + i] for i in _PLACES))
-    dq, dk, dv, *learned = _differentiate(dout, dlse, q, k, v, out, lse, LoweredSpec(*spec), wanted)
+    dq, dk, dv, *learned = _differentiate(
+        dout, dlse, q, k, v, out, Normalisers(lse, scaled), LoweredSpec(*spec), wanted
+    )
     gradients: list[Tensor | None] = [None] * len(spec)
     for i, wants in zip(_PLACES, wanted, strict=True):
         gradients[i] = learned.pop(0) if wants else None
@@ -164,7 +220,7 @@ def _operator_gradient(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tu
 
 def _second_gradient(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
     """The gradient of the gradient, in blocks of plain torch, whose every step torch can differentiate."""
-    (dout, dlse, q, k, v, _, _, *spec, wanted), _ = _saved(ctx)
+    (dout, dlse, q, k, v, _, _, _, *spec, wanted), _ = _saved(ctx)
     places = [i for i, wants in zip(_PLACES, wanted, strict=True) if wants]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,7 +241,7 @@ def _second_gradient(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
     gradients: list[Tensor | None] = [None] * len(spec)
     for i, x in zip(places, learned, strict=True):
         gradients[i] = x
-    return ddout, ddlse, dq, dk, dv, None, None, *gradients, None
+    return ddout, ddlse, dq, dk, dv, None, None, None, *gradients, None
 
 
 def _one_by_one(op: Any) -> Any:
@@ -232,49 +288,99 @@ _register("attention", _forward, _fake_forward, _operator_gradient, _save)
 _register("attention_backward", _backward, _fake_backward, _second_gradient, _save_inputs)
 
 
-def statistics(p: Problem, asked: Sequence[Statistic], known: Normalisers | None) -> tuple[list[Any], Normalisers]:
+def statistics(
+    p: Problem, asked: Sequence[Statistic], known: Normalisers | None, shared: SharedBackward | None
+) -> tuple[list[Any], Normalisers]:
     """Compute statistics with the kernels, differentiably, and the normalisers of each row."""
     operand = next((x.operand for x in asked if x.operand is not None), None)
     apply: Any = _Statistics.apply
-    *flat, lse, scaled = apply(asked, known, operand, p.q, p.k, *p.lower())
+    *flat, lse, scaled = apply(asked, known, shared, operand, p.q, p.k, *p.lower())
     return [statistic.unflatten(flat) for statistic in asked], Normalisers(lse, scaled)
 
 
 class _Statistics(torch.autograd.Function):
-    """Statistics computed by the kernels, with a derivative in blocks of plain torch."""
+    """Statistics computed by the kernels, with the derivative of most of them."""
 
     @staticmethod
     def forward(
-        ctx: Any, asked: Any, known: Normalisers | None, operand: Tensor | None, q: Tensor, k: Tensor, *spec: Any
+        ctx: Any,
+        asked: Sequence[Statistic],
+        known: Normalisers | None,
+        shared: SharedBackward | None,
+        operand: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        *spec: Any,
     ) -> tuple[Tensor, ...]:
         """Return the results one after the other, and the normalisers, which have no gradient here."""
         (B, Hq, N, D), (_, Hkv, M, _) = q.shape, k.shape
         lowered = LoweredSpec(*spec)
         results, normalisers = native.statistics(q, k, lowered, Sizes(B, Hq, Hkv, N, M, D), asked, known)
-        ctx.asked = asked
+        parts = [statistic.flatten(result) for statistic, result in zip(asked, results, strict=True)]
+        ctx.asked, ctx.shared = asked, shared
         ctx.set_materialize_grads(False)
-        _save(ctx, (operand, q, k, *spec))
-        flat = [x for statistic, result in zip(asked, results, strict=True) for x in statistic.flatten(result)]
+        # A result of the kernels' own gradients is one tensor.
+        kept = [part[0] for statistic, part in zip(asked, parts, strict=True) if statistic.has_kernel_gradient]
+        _save(ctx, (operand, q, k, *spec), (*kept, *normalisers))
+        flat = [x for part in parts for x in part]
         ctx.mark_non_differentiable(*normalisers, *(x for x in flat if not x.is_floating_point()))
         return *flat, *normalisers
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        """Compute the statistics again, block by block, in plain torch, and differentiate that."""
-        inputs, _ = _saved(ctx)
-        wanted = ctx.needs_input_grad[2:]
-        twice = torch.is_grad_enabled()
-        if not twice:
-            inputs = [x.detach().requires_grad_() if w else x for x, w in zip(inputs, wanted, strict=True)]
-        operand, q, k, *spec = inputs
-        asked = [x if x.operand is None else x.with_operand(operand) for x in ctx.asked]
-        with torch.enable_grad():
-            results = blocks.statistics(raise_spec(q, k, LoweredSpec(*spec)), asked, True)
-        flat = [x for statistic, result in zip(asked, results, strict=True) for x in statistic.flatten(result)]
-        used = [(x, g.to(x.dtype)) for x, g in zip(flat, gradients, strict=False) if g is not None and x.requires_grad]
-        leaves = [x for x, w in zip(inputs, wanted, strict=True) if w]
-        found: list[Any] = [None] * len(leaves)
-        if used:
-            outs, cotangents = zip(*used, strict=True)
-            found = list(torch.autograd.grad(outs, leaves, cotangents, allow_unused=True, create_graph=twice))
-        return None, None, *(found.pop(0) if w else None for w in wanted)
+        """Add the gradients of statistics to those of attention, or compute them apart."""
+        inputs, (*kept, lse, scaled) = _saved(ctx)
+        needed = ctx.needs_input_grad[3:]
+        remaining = list(gradients)
+        by_statistic = [(x, x.unflatten(remaining)) for x in ctx.asked]
+        arrived = [x for x in gradients if x is not None]
+        if torch.is_grad_enabled() or is_traced() or has_subclass(*arrived):
+            return None, None, None, *_differentiate_statistics(inputs, needed, by_statistic)
+        terms, others = [], []
+        for statistic, gradient in by_statistic:
+            if not statistic.has_kernel_gradient:
+                others.append((statistic, gradient))
+                continue
+            result = kept.pop(0)
+            if gradient is not None:
+                terms.append(Term(statistic, result, gradient))
+        found: list[Tensor | None] = [None] * len(inputs)
+        if any(x is not None for statistic, gradient in others for x in statistic.flatten(gradient)):
+            found = _differentiate_statistics(inputs, needed, others)
+        _, needs_q, needs_k, *needs_spec = needed
+        wanted = Wanted(*(needs_spec[i] for i in _PLACES))
+        if terms and not (ctx.shared is not None and ctx.shared.offer(terms, (needs_q, needs_k, *wanted))):
+            _, q, k, *spec = inputs
+            dq, dk, _, *learned = native.backward(
+                None, None, q, k, None, None, Normalisers(lse, scaled), LoweredSpec(*spec), wanted, terms
+            )
+            of_spec: list[Tensor | None] = [None] * len(spec)
+            for i, x in zip(_PLACES, learned, strict=True):
+                of_spec[i] = x
+            found = _add(found, [None, dq, dk, *of_spec])
+        return None, None, None, *found
+
+
+def _differentiate_statistics(
+    inputs: Sequence[Any], needed: Sequence[bool], asked: Sequence[tuple[Statistic, Any]]
+) -> list[Tensor | None]:
+    """Compute statistics again, block by block, in plain torch, and differentiate that, once or twice."""
+    twice = torch.is_grad_enabled()
+    if not twice:
+        inputs = [x.detach().requires_grad_() if w else x for x, w in zip(inputs, needed, strict=True)]
+    operand, q, k, *spec = inputs
+    statistics = [x if x.operand is None else x.with_operand(operand) for x, _ in asked]
+    with torch.enable_grad():
+        results = blocks.statistics(raise_spec(q, k, LoweredSpec(*spec)), statistics, True)
+    used = [
+        (x, g.to(x.dtype))
+        for statistic, result, (_, gradient) in zip(statistics, results, asked, strict=True)
+        for x, g in zip(statistic.flatten(result), statistic.flatten(gradient), strict=True)
+        if g is not None and x.requires_grad
+    ]
+    leaves = [x for x, w in zip(inputs, needed, strict=True) if w]
+    found: list[Tensor | None] = [None] * len(leaves)
+    if used:
+        outs, cotangents = zip(*used, strict=True)
+        found = list(torch.autograd.grad(outs, leaves, cotangents, allow_unused=True, create_graph=twice))
+    return [found.pop(0) if w else None for w in needed]

@@ -130,7 +130,12 @@ def grouped_matmul(x: Tensor, y: Tensor) -> Tensor:
 
 def _weights(p: Problem, rows: slice, cols: slice, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Weights and log-sum-exp of some queries for some keys, outside of which nothing is allowed, and the mask."""
-    q, k = p.q[:, :, rows].to(p.compute_dtype), p.k[:, :, cols].to(p.compute_dtype)
+    return weights_of(p, p.q[:, :, rows], p.k[:, :, cols], i, j)
+
+
+def weights_of(p: Problem, q: Tensor, k: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Weights, log-sum-exp and mask of the queries ``q`` at ``i`` for the keys ``k`` at ``j`` of a problem."""
+    q, k = q.to(p.compute_dtype), k.to(p.compute_dtype)
     logits, allowed = masked_logits(p, grouped_matmul(q, k.mT), i[:, None], j[None, :])
     sink = None if p.sink is None else p.sink.to(q.dtype)[:, None, None] / p.temperature
     weights, lse = _softmax(logits, sink)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from limelight.backends import autograd, blocks, native
+from limelight.backends import autograd, blocks, native, no_kernels, sdpa
+from limelight.backends.gradients import Normalisers
 from limelight.backends.int8 import Int8Rows
-from limelight.backends.native import Normalisers
+from limelight.backends.shared import SharedBackward
 from limelight.backends.statistic import Statistic
 from limelight.core.checks import SlowPathWarning
 from limelight.core.dropout import new_seed
@@ -38,10 +40,14 @@ class Backend:
 
 
 _NATIVE = Backend("native", "float tensors on the CPU")
+_NO_KERNELS = Backend("portable", "limelight was installed without its kernels")
 
 
 def choose(p: Problem) -> Backend:
     """Choose the backend that computes a problem."""
+    if not native.built:
+        _warn_of_missing_kernels()
+        return _NO_KERNELS
     if not p.on_cpu:
         return Backend("portable", f"the tensors are on {p.q.device}, the kernels run on the CPU")
     if in_forward_mode():
@@ -49,18 +55,39 @@ def choose(p: Problem) -> Backend:
     return _NATIVE
 
 
+def choose_for_attention(p: Problem, v: Tensor) -> Backend:
+    """Choose what computes the output of a problem without dropout."""
+    chosen = choose(p)
+    reason = sdpa.reason(p, v) if chosen is _NATIVE else None
+    return chosen if reason is None else Backend("sdpa", reason)
+
+
+@cache
+def _warn_of_missing_kernels() -> None:
+    """Warn once in a process."""
+    warnings.warn(no_kernels.MESSAGE, SlowPathWarning, stacklevel=6)
+
+
 def attention(p: Problem, v: Tensor, dropout: float = 0.0, backend: str | None = None) -> Tensor:
     """Compute the output ``(B, H, N, Dv)``."""
-    if backend is None and not dropout and choose(p) is _NATIVE and not _is_recorded(p, v):
-        return native.attention(p, v)
+    if backend is None and not dropout and choose(p) is _NATIVE:
+        if sdpa.reason(p, v):
+            return sdpa.attention(p, v)
+        if not _is_recorded(p, v):
+            return native.attention(p, v)
     return _attention_and_lse(p, v, dropout, backend)[0]
 
 
-def attention_with_normalisers(p: Problem, v: Tensor) -> tuple[Tensor, Normalisers | None]:
-    """Compute the output, and the normalisers of each row where the kernels find them on the way."""
-    if choose(p) is not _NATIVE or _is_recorded(p, v):
-        return _attention_and_lse(p, v, 0.0, None)[0], None
-    return native.forward(p.q, p.k, v, p.lower(), p.sizes, want_normalisers=True)
+def attention_with_normalisers(p: Problem, v: Tensor) -> tuple[Tensor, Normalisers | None, SharedBackward | None]:
+    """Compute the output, and the normalisers of each row where the kernels find them on the way.
+
+    Where a gradient may be asked for, statistics of the same weights can share its backward pass.
+    """
+    if choose(p) is not _NATIVE:
+        return _attention_and_lse(p, v, 0.0, None)[0], None, None
+    if _is_recorded(p, v):
+        return autograd.attention_with_normalisers(p.q, p.k, v, p.lower())
+    return *native.forward_with_normalisers(p.q, p.k, v, p.lower(), p.sizes), None
 
 
 def logsumexp(p: Problem) -> Tensor:
@@ -80,15 +107,18 @@ def attention_int8(q: Tensor, k: Int8Rows, v: Int8Rows, spec: AttentionSpec) -> 
 
 
 def statistics(
-    p: Problem, asked: Sequence[Statistic], known: Normalisers | None
+    p: Problem, asked: Sequence[Statistic], known: Normalisers | None, shared: SharedBackward | None = None
 ) -> tuple[list[Any], Normalisers | None]:
-    """Compute statistics of the weights, and the normalisers of each row where the kernels find them on the way."""
+    """Compute statistics of the weights, and the normalisers of each row where the kernels find them on the way.
+
+    ``shared`` is the backward pass of attention with the same weights.
+    """
     operands = [x.operand for x in asked if x.operand is not None]
     needs_grad = _grad_enabled() and (p.requires_grad or any(x.requires_grad for x in operands))
     if not runs_natively(p) or has_subclass(*operands):
         return blocks.statistics(p, asked, needs_grad), None
     if needs_grad:
-        return autograd.statistics(p, asked, known)
+        return autograd.statistics(p, asked, known, shared)
     return native.statistics(p.q, p.k, p.lower(), p.sizes, asked, known)
 
 
@@ -112,7 +142,8 @@ def _attention_and_lse(p: Problem, v: Tensor, dropout: float, backend: str | Non
         return blocks.forward(p, v, lowered)
     if _is_recorded(p, v):
         return autograd.attention(p.q, p.k, v, lowered)
-    return native.forward_with_lse(p.q, p.k, v, lowered, p.sizes)
+    out, normalisers = native.forward_with_normalisers(p.q, p.k, v, lowered, p.sizes)
+    return out, normalisers.lse
 
 
 def _name_of_backend(p: Problem, forced: str | None) -> str:
@@ -121,6 +152,6 @@ def _name_of_backend(p: Problem, forced: str | None) -> str:
     chosen = choose(p)
     if forced == "native" and chosen is not _NATIVE:
         raise ValueError(f"backend='native' cannot compute this: {chosen.reason}; use backend='portable'")
-    if forced is None and chosen is not _NATIVE and p.on_cpu:
+    if forced is None and chosen not in (_NATIVE, _NO_KERNELS) and p.on_cpu:
         warnings.warn(f"limelight computes this in plain torch: {chosen.reason}", SlowPathWarning, stacklevel=5)
     return forced or chosen.name

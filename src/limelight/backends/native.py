@@ -14,7 +14,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import limelight.backends._native as _native
+from limelight.backends import no_kernels
+from limelight.backends.gradients import (
+    Gradients,
+    Normalisers,
+    Term,
+    Wanted,
+    sink_gradient,
+    sum_terms,
+    sum_to,
+    temperature_gradient,
+)
 from limelight.backends.int8 import Int8Rows
 from limelight.backends.statistic import Statistic
 from limelight.core.checks import SlowPathWarning
@@ -22,6 +32,12 @@ from limelight.core.masks import LoweredMask, lower_mask
 from limelight.core.problem import LoweredSpec, Problem, Sizes, compute_dtype
 from limelight.core.tracing import is_eager
 
+try:
+    import limelight.backends._native as _native
+except ModuleNotFoundError:
+    import limelight.backends.no_kernels as _native  # type: ignore[no-redef]
+
+built = _native is not no_kernels
 isa = _native.isa
 available_isas = _native.available_isas
 set_isa = _native.set_isa
@@ -33,23 +49,22 @@ _make_problem = _native.Problem
 _forward = _native.forward
 _threads = torch.get_num_threads
 _empty_like = torch.empty_like
+_grad_enabled = torch.is_grad_enabled
 
 
-class Normalisers(NamedTuple):
-    """What the weights of each row are made from.
+class Place(NamedTuple):
+    """The place of a problem in a larger matrix of which it is a part.
 
-    ``lse`` is the log-sum-exp; ``scaled`` holds the largest logit m and log₂ Σ 2^(logit − m), both in units of log 2,
-    because their sum would lose digits where logits are large.
+    Its queries stand ``shift`` keys further to the right than at the end of its keys; dropout counts queries and keys
+    from ``first_query`` and ``first_key``. Offsets by distance are those of the part as it is.
     """
 
-    lse: Tensor  # (B, Hq, N)
-    scaled: Tensor  # (2, B, Hq, N)
+    shift: int = 0
+    first_query: int = 0
+    first_key: int = 0
 
-    @classmethod
-    def empty(cls, sizes: Sizes, dtype: torch.dtype) -> Normalisers:
-        """Allocate memory for them."""
-        shape = (sizes.B, sizes.Hq, sizes.N)
-        return cls(torch.empty(shape, dtype=dtype), torch.empty((2, *shape), dtype=dtype))
+
+WHOLE = Place()
 
 
 def attention(p: Problem, v: Tensor) -> Tensor:
@@ -60,12 +75,12 @@ def attention(p: Problem, v: Tensor) -> Tensor:
     q, k = p.q, p.k
     B, Hq, _, N, M, D = p.sizes
     if p.bias is not None or p.sink is not None or not (B and Hq and N and M):
-        return forward(q, k, v, p.lower(), p.sizes)[0]
+        return forward(q, k, v, p.lower(), p.sizes)
     q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
     q_data, k_data, v_data = q.data_ptr(), k.data_ptr(), v.data_ptr()
     in_place = q_strides[3] == k_strides[3] == v_strides[3] == 1 and q_data and k_data and v_data
     if not in_place or q.is_neg() or k.is_neg() or v.is_neg():
-        return forward(q, k, v, p.lower(), p.sizes)[0]
+        return forward(q, k, v, p.lower(), p.sizes)
     dtype, value_dtype, width = q.dtype, v.dtype, v.shape[3]
     out = _empty_like(q) if dtype is value_dtype and width == D else empty_output(q, v)
     out_strides = out.stride()
@@ -95,23 +110,28 @@ def attention(p: Problem, v: Tensor) -> Tensor:
     return out
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec, sizes: Sizes, *, want_normalisers: bool = False
-) -> tuple[Tensor, Normalisers | None]:
-    """Compute the output, and the normalisers of each row if wanted."""
-    normalisers = Normalisers.empty(sizes, compute_dtype(q)) if want_normalisers else None
-    lse, scaled = (None, None) if normalisers is None else normalisers
-    return _run_forward(q, k, v, lowered, sizes, lse, scaled), normalisers
+def forward(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec, sizes: Sizes) -> Tensor:
+    """Compute the output."""
+    return _run_forward(q, k, v, lowered, sizes, None, None)
 
 
-def forward_with_lse(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec, sizes: Sizes) -> tuple[Tensor, Tensor]:
-    """Compute the output and the log-sum-exp of each row, ``(B, Hq, N)``."""
-    lse = torch.empty((sizes.B, sizes.Hq, sizes.N), dtype=compute_dtype(q))
-    return _run_forward(q, k, v, lowered, sizes, lse, None), lse
+def forward_with_normalisers(
+    q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec, sizes: Sizes, *, place: Place = WHOLE
+) -> tuple[Tensor, Normalisers]:
+    """Compute the output and the normalisers of each row."""
+    normalisers = Normalisers.empty(sizes, compute_dtype(q))
+    return _run_forward(q, k, v, lowered, sizes, *normalisers, place), normalisers
 
 
 def _run_forward(
-    q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec, sizes: Sizes, lse: Tensor | None, scaled: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lowered: LoweredSpec,
+    sizes: Sizes,
+    lse: Tensor | None,
+    scaled: Tensor | None,
+    place: Place = WHOLE,
 ) -> Tensor:
     q, k, v = readable("q", q), readable("k", k), readable("v", v)
     out = empty_output(q, v)
@@ -119,10 +139,10 @@ def _run_forward(
         if lse is not None:
             lse.fill_(-torch.inf)
         if scaled is not None:
-            scaled.zero_()
+            scaled[0], scaled[1] = 0.0, 1.0
         return out.zero_()
     operands = _Operands(lowered, q, sizes)
-    _forward(operands.problem(q, k, v, out, lse=lse, scaled=scaled), _threads())
+    _forward(operands.problem(q, k, v, out, lse=lse, scaled=scaled, place=place), _threads())
     return out
 
 
@@ -154,11 +174,27 @@ def statistics(
     known: Normalisers | None,
 ) -> tuple[list[Any], Normalisers]:
     """Compute statistics, and the normalisers of each row on the way unless they are known. No size is 0."""
+    outputs, normalisers = statistics_outputs(q, k, lowered, sizes, asked, known)
+    return [x.result(out, sizes) for x, out in zip(asked, outputs, strict=True)], normalisers
+
+
+def statistics_outputs(
+    q: Tensor,
+    k: Tensor,
+    lowered: LoweredSpec,
+    sizes: Sizes,
+    asked: Sequence[Statistic],
+    known: Normalisers | None,
+    place: Place = WHOLE,
+) -> tuple[list[list[Tensor]], Normalisers]:
+    """Return what the kernels write for each statistic, which ``Statistic.result`` makes the result of."""
     q, k = readable("q", q), readable("k", k)
     dtype = compute_dtype(q)
     normalisers = Normalisers.empty(sizes, dtype) if known is None else Normalisers(*(x.contiguous() for x in known))
     operands = _Operands(lowered, q, sizes)
-    problem = operands.problem(q, k, k[..., :0], q[..., :0], lse=normalisers.lse, scaled=normalisers.scaled)
+    problem = operands.problem(
+        q, k, k[..., :0], q[..., :0], lse=normalisers.lse, scaled=normalisers.scaled, place=place
+    )
     outputs = [statistic.outputs(sizes, dtype) for statistic in asked]
     masks = [None if x.mask is None else lower_mask(x.mask, sizes.N, sizes.M) for x in asked]
     tensors = [None if x.operand is None else readable("u", x.operand) for x in asked]
@@ -173,7 +209,7 @@ def statistics(
     if window is not None:
         corners = (window.query_begin, window.query_end, window.key_begin, window.key_end)
     _native.statistics(problem, requests, known=known is not None, window=corners, threads=_threads())
-    return [x.result(out, sizes) for x, out in zip(asked, outputs, strict=True)], normalisers
+    return outputs, normalisers
 
 
 def _request(
@@ -197,46 +233,34 @@ def _request(
     )
 
 
-class Wanted(NamedTuple):
-    """The gradients that are requested beside those of q, k and v."""
-
-    slopes: bool
-    offsets: bool
-    bias: bool
-    sink: bool
-    temperature: bool
-
-
-class Gradients(NamedTuple):
-    """Gradients of q, k, v, …; None where not requested."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    slopes: Tensor | None
-    offsets: Tensor | None
-    bias: Tensor | None
-    sink: Tensor | None
-    temperature: Tensor | None
-
-
 def backward(
-    dout: Tensor,
+    dout: Tensor | None,
     dlse: Tensor | None,
     q: Tensor,
     k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
+    v: Tensor | None,
+    out: Tensor | None,
+    normalisers: Normalisers,
     lowered: LoweredSpec,
     wanted: Wanted,
+    terms: Sequence[Term] = (),
+    *,
+    place: Place = WHOLE,
+    in_compute_dtype: bool = False,
 ) -> Gradients:
-    """Compute the gradients of a call from those of its output and, unless None, of its log-sum-exp."""
+    """Compute the gradients of a call from those of its output, of its log-sum-exp and of statistics of its weights.
+
+    Without ``dout``, values and output have no part in it, and there is no gradient of values. Those of q, k and v have
+    the types of these, unless they are parts of sums, wanted ``in_compute_dtype``.
+    """
+    has_values = dout is not None
+    if dout is None or v is None or out is None:
+        dout, v, out = q[..., :0], k[..., :0], q[..., :0]
     q, k, v, out = readable("q", q), readable("k", k), readable("v", v), readable("out", out)
-    # The gradient of a sum is an expanded number, which nobody could have made contiguous: copied without a warning.
+    # The gradient of a sum is an expanded number, which the user cannot have made contiguous: copied without a warning.
     dout = readable("dout", dout, warn=False)
     B, Hq, N, D = q.shape
-    _, Hkv, M, _ = v.shape
+    _, Hkv, M, _ = k.shape
     sizes = Sizes(B, Hq, Hkv, N, M, D)
     dtype = compute_dtype(q)
 
@@ -252,11 +276,25 @@ def backward(
         bias = zeros(*(1,) * (4 - lowered.bias.ndim), *lowered.bias.shape)
     delta = zeros(B, Hq, N) if wanted.sink or wanted.temperature else None
     d_temperature = zeros(B, Hq, N) if wanted.temperature else None
+    normalisers = Normalisers(*(x.contiguous() for x in normalisers))
+    known = sum_terms(terms, normalisers, lowered)
+    if known is not None:
+        dlse = -known if dlse is None else dlse - known
     dlse = None if dlse is None else dlse.to(dtype).contiguous()
-    lse = lse.contiguous()
     if B and Hq and N and M:
         operands = _Operands(lowered, q, sizes)
-        problem = operands.problem(q, k, v, out, lse=lse)
+        problem = operands.problem(q, k, v, out, scaled=normalisers.scaled, place=place)
+        coefficients = [x.statistic.output_gradient(x.gradient, sizes).to(dtype).contiguous() for x in terms]
+        masks = [None if x.statistic.mask is None else lower_mask(x.statistic.mask, N, M) for x in terms]
+        requests = [
+            _native.Request(
+                name=x.statistic.kernel,
+                outputs=[coefficient.data_ptr()],
+                numbers=x.statistic.gradient_numbers(sizes),
+                mask=None if mask is None else mask.prepared or _prepare_mask(mask, sizes),
+            )
+            for x, coefficient, mask in zip(terms, coefficients, masks, strict=True)
+        ]
         gradients = _native.Gradients(
             problem,
             dout_type=_TYPES[dout.dtype],
@@ -274,59 +312,22 @@ def backward(
             slopes=_address(slopes),
             d_temperature=_address(d_temperature),
             delta=_address(delta),
+            terms=requests,
         )
         _native.backward(problem, gradients, _threads())
     return Gradients(
-        q=dq.to(q.dtype),
-        k=dk.to(k.dtype),
-        v=dv.to(v.dtype),
-        slopes=None if slopes is None else _sum_to(slopes, lowered.slopes),
-        offsets=None if offsets is None else _sum_to(offsets, lowered.offsets),
-        bias=None if bias is None else _sum_to(bias, lowered.bias),
-        sink=_sink_gradient(lse, delta, lowered) if wanted.sink else None,
-        temperature=_temperature_gradient(lse, delta, d_temperature, lowered) if wanted.temperature else None,
+        q=dq if in_compute_dtype else dq.to(q.dtype),
+        k=dk if in_compute_dtype else dk.to(k.dtype),
+        v=None if not has_values else dv if in_compute_dtype else dv.to(v.dtype),
+        slopes=None if slopes is None else sum_to(slopes, lowered.slopes),
+        offsets=None if offsets is None else sum_to(offsets, lowered.offsets),
+        bias=None if bias is None else sum_to(bias, lowered.bias),
+        sink=sink_gradient(normalisers, delta, lowered) if wanted.sink else None,
+        temperature=temperature_gradient(normalisers, delta, d_temperature, lowered) if wanted.temperature else None,
     )
 
 
-def _sink_logit_gradient(lse: Tensor, delta: Tensor | None, lowered: LoweredSpec) -> tuple[Tensor, Tensor]:
-    """The sink's logit x = sink / temperature and its gradient, by head, summed in one order whatever the threads.
-
-    A sink has the weight ``p = exp(x - lse)`` and no value, so that its logit gets ``-p δ``.
-    """
-    assert lowered.sink is not None
-    assert delta is not None
-    x = lowered.sink.detach().double() / float(lowered.temperature)
-    weight = torch.where(lse == -torch.inf, 0.0, torch.exp(x[:, None] - lse.double()))
-    return x, -torch.from_numpy((weight * delta.double()).numpy().sum((0, 2)))
-
-
-def _sink_gradient(lse: Tensor, delta: Tensor | None, lowered: LoweredSpec) -> Tensor:
-    assert lowered.sink is not None
-    _, dx = _sink_logit_gradient(lse, delta, lowered)
-    return (dx / float(lowered.temperature)).to(lowered.sink.dtype)
-
-
-def _temperature_gradient(
-    lse: Tensor, delta: Tensor | None, d_temperature: Tensor | None, lowered: LoweredSpec
-) -> Tensor:
-    assert d_temperature is not None
-    assert isinstance(lowered.temperature, Tensor)
-    total = float(d_temperature.numpy().sum(dtype="float64"))
-    if lowered.sink is not None:
-        x, dx = _sink_logit_gradient(lse, delta, lowered)
-        total += float((dx * x).numpy().sum())
-    return torch.full_like(lowered.temperature, -total / float(lowered.temperature))
-
-
-def _sum_to(x: Tensor, like: Tensor | None) -> Tensor:
-    """Shape a gradient like its tensor, summed over the heads where that has one for all."""
-    assert like is not None
-    if x.ndim < 4 and like.shape[0] == 1 and x.shape[0] != 1:
-        x = torch.from_numpy(x.numpy().sum(0, keepdims=True))
-    return x.reshape(like.shape).to(like.dtype)
-
-
-_FEW_ROWS = 4  # of x; with more, torch's matrix product is as fast
+_FEW_ROWS = 8  # of x; with more, torch's matrix product is as fast
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -334,31 +335,88 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     For more rows, and where a gradient may be wanted, it is torch's own.
     """
-    D = x.shape[-1]
-    rows = x.numel() // max(D, 1)
-    tensors = (x, weight) if bias is None else (x, weight, bias)
-    needs_grad = torch.is_grad_enabled() and any(y.requires_grad for y in tensors)
-    few = 0 < rows <= _FEW_ROWS
-    if not few or needs_grad or not is_eager() or not all(map(_is_plain, tensors)) or weight.shape[-1] != D:
-        return torch.nn.functional.linear(x, weight, bias)
-    if any(y.dtype != x.dtype for y in tensors) or x.dtype not in _TYPES or weight.stride(1) != 1:
-        return torch.nn.functional.linear(x, weight, bias)
+    return linears(x, ((weight, bias),))[0]
+
+
+def linears(x: Tensor, layers: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tensor]:
+    """``x weightᵀ + bias`` for up to three layers ``(weight, bias)``, in one call where the kernels compute it."""
+    found = _linears_of_few_rows(x, layers)
+    return [torch.nn.functional.linear(x, weight, bias) for weight, bias in layers] if found is None else found
+
+
+def _linears_of_few_rows(x: Tensor, layers: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tensor] | None:
+    """Return the outputs of linear layers, or None where torch has to compute them."""
+    shape, dtype = x.shape, x.dtype
+    D = shape[-1]
+    rows = x.numel() // D if D else 0
+    if rows > _FEW_ROWS or not _computes_tokens(x):
+        return None
+    grad = _grad_enabled()
+    for weight, bias in layers:
+        if weight.dtype is not dtype or weight.shape[-1] != D or weight.stride(1) != 1 or not _is_plain(weight):
+            return None
+        if grad and weight.requires_grad:
+            return None
+        if bias is None:
+            continue
+        if bias.dtype is not dtype or bias.shape != weight.shape[:1] or not _is_plain(bias):
+            return None
+        if grad and bias.requires_grad:
+            return None
     x = x.contiguous()
-    out = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype)
-    bias = None if bias is None else bias.contiguous()
-    _native.linear(
-        rows=rows,
-        N=weight.shape[0],
-        D=D,
-        type=_TYPES[x.dtype],
-        x=x.data_ptr(),
-        weight=weight.data_ptr(),
-        stride=weight.stride(0),
-        bias=_address(bias),
-        out=out.data_ptr(),
-        threads=_threads(),
-    )
+    biases = [None if bias is None else bias.contiguous() for _, bias in layers]
+    outs = [x.new_empty((*shape[:-1], weight.shape[0])) for weight, _ in layers]
+    parts = [
+        (weight.data_ptr(), weight.shape[0], weight.stride(0), _address(bias), out.data_ptr())
+        for (weight, _), bias, out in zip(layers, biases, outs, strict=True)
+    ]
+    _native.linear((rows, D, _TYPES[dtype]), x.data_ptr(), parts, _threads())
+    return outs
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor | None:
+    """Return ``x / √(mean(x²) + eps) ∘ weight``, or None where torch has to compute it."""
+    if not _computes_tokens(x) or not (weight is None or (_computes_tokens(weight) and weight.dtype is x.dtype)):
+        return None
+    D = x.shape[-1]
+    x, weight = x.contiguous(), None if weight is None else weight.contiguous()
+    out = _empty_like(x)
+    sizes = (x.numel() // D, D, _TYPES[x.dtype])
+    _native.rms_norm(sizes, x.data_ptr(), _address(weight), out.data_ptr(), eps, _threads())
     return out
+
+
+def rotate(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, width: int, interleaved: bool
+) -> tuple[Tensor, Tensor] | None:
+    """Return q and k ``(B, H, N, D)`` with pairs of features rotated, or None where torch has to compute it.
+
+    ``cos`` and ``sin`` are ``(N, width / 2)`` or ``(B, 1, N, width / 2)``.
+    """
+    tensors = (q, k, cos, sin)
+    if not all(_computes_tokens(x) and x.dtype is q.dtype and x.stride(-1) == 1 for x in tensors):
+        return None
+    B, _, N, D = q.shape
+    if k.shape != (B, k.shape[1], N, D):
+        return None
+    cos, sin = cos.contiguous(), sin.contiguous()
+    outs = empty_output(q, q), empty_output(k, k)
+    _native.rotate(
+        (B, N, D, width, _TYPES[q.dtype], interleaved),
+        (cos.data_ptr(), sin.data_ptr(), 0 if cos.ndim == 2 else cos.stride(0)),
+        [
+            (x.shape[1], x.data_ptr(), x.stride(), out.data_ptr(), out.stride())
+            for x, out in zip((q, k), outs, strict=True)
+        ],
+        _threads(),
+    )
+    return outs
+
+
+def _computes_tokens(x: Tensor) -> bool:
+    """Return True where the kernels may read a tensor and no gradient can be wanted."""
+    usable = x.dtype in _TYPES and x.numel() > 0 and not (_grad_enabled() and x.requires_grad)
+    return usable and built and is_eager() and _is_plain(x)
 
 
 def move_to_large_pages(tensors: Iterable[Tensor]) -> None:
@@ -471,6 +529,7 @@ class _Operands:
         *,
         lse: Tensor | None = None,
         scaled: Tensor | None = None,
+        place: Place = WHOLE,
     ) -> _native.Problem:
         """Describe the call; the tensors must live until it is over."""
         lowered, sizes = self._lowered, self._sizes
@@ -497,6 +556,7 @@ class _Operands:
             sink=_address(self._sink),
             dropout=lowered.dropout,
             seed=0 if lowered.seed is None else int(lowered.seed),
+            place=place,
         )
 
 

@@ -3,6 +3,8 @@
 A statistic is one class (in ``limelight.matrix.statistics``) that states the same thing twice. For plain torch:
 ``of_block`` computes its part for a block of rows, and ``join`` puts the parts of all blocks together. For the kernels:
 the name of its kernel (in ``cpp/statistics``), the tensors that the kernel writes, and the result that is made of them.
+Where the kernels compute its gradient too, it also states how the gradient of its result becomes one of what the kernel
+writes.
 """
 
 from __future__ import annotations
@@ -56,6 +58,11 @@ class Statistic:
     operand: Tensor | None = None  # a tensor (B, H, N, width) that the kernel takes, to which a gradient may flow
     window: Window | None = None  # None for the whole matrix
 
+    @property
+    def has_kernel_gradient(self) -> bool:
+        """True if the kernels compute its gradient (cpp/statistics/gradient_terms.h); else plain torch does."""
+        return False
+
     def of_block(self, block: WeightsBlock) -> Tensor:
         """Compute the part of one block of rows."""
         raise NotImplementedError
@@ -75,6 +82,22 @@ class Statistic:
     def result(self, outputs: list[Tensor], sizes: Sizes) -> Any:
         """Make the result of what the kernel wrote."""
         return outputs[0]
+
+    def weighted_gradient(self, gradient: Tensor, result: Tensor, total: Tensor | float) -> Tensor | None:
+        """Σ of each row's weights times their gradients, ``(B, H, N)``, where it follows from the result; else None.
+
+        ``total`` is the sum of a row's weights: 1, or less where a sink takes a part. By default the result is linear
+        in the weights of its row.
+        """
+        return gradient * result
+
+    def output_gradient(self, gradient: Tensor, sizes: Sizes) -> Tensor:
+        """The gradient of what the kernel writes; by default that is the result."""
+        return gradient
+
+    def gradient_numbers(self, sizes: Sizes) -> list[float]:
+        """The numbers that the kernel of the gradient takes."""
+        return self.numbers()
 
     def flatten(self, result: Any) -> list[Tensor]:
         """The tensors of a result, for autograd."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from limelight.cli import experiment, explore, look, trace, train, translate
+from limelight.cli import bench, experiment, explore, look, matter, patterns, survey, trace, train, translate
 from limelight.cli._shared import CommandGroup
 
 
@@ -17,9 +17,13 @@ def main() -> None:
 for _command in (
     trace.command,
     look.command,
+    matter.command,
+    patterns.command,
     explore.command,
     translate.command,
     train.command,
     experiment.command,
+    bench.command,
+    survey.command,
 ):
     main.add_command(_command)

@@ -109,9 +109,27 @@ html_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 
 
+class _ModelFolder(click.Path):
+    """The folder of a model, or the name of one that a package carries."""
+
+    name = "folder"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the folder."""
+        if isinstance(value, str) and not Path(value).is_dir():
+            from limelight.models.named import named_folder
+
+            try:
+                folder = named_folder(value)
+            except ModuleNotFoundError as error:
+                self.fail(str(error), param, ctx)
+            value = value if folder is None else str(folder)
+        return super().convert(value, param, ctx)
+
+
 def model_option(help: str) -> Callable[[F], F]:
     """Return the option ``--model``."""
-    return click.option("--model", type=click.Path(exists=True, file_okay=False), help=help)
+    return click.option("--model", type=_ModelFolder(exists=True, file_okay=False), help=help)
 
 
 def file_option(help: str) -> Callable[[F], F]:

@@ -15,7 +15,7 @@ _EXAMPLE = "The north wind and the sun argued about who was stronger, and a trav
 @click.command("explore")
 @click.argument("text", required=False)
 @file_option("Read the text from a file; - is standard input.")
-@model_option("The folder of a model; unless given, that of the translator.")
+@model_option("The folder of a model, or minilm; unless given, that of the translator.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on; a free one unless given.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--no-browser", is_flag=True, help="Print the address, and open nothing.")

@@ -12,9 +12,10 @@ from limelight.cli._shared import file_option, html_option, json_option, model_o
 @click.command("look")
 @click.argument("text", required=False)
 @file_option("Read the text from a file; - is standard input.")
-@model_option("The folder of a model; unless given, that of the translator.")
+@model_option("The folder of a model, or minilm; unless given, that of the translator.")
 @click.option("--layer", type=click.IntRange(0), help="Only this layer.")
 @click.option("--head", type=click.IntRange(0), help="The head to draw; the most telling one unless given.")
+@click.option("--word", help="Show only this word: what it attends to and what attends to it.")
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="How many links to list.")
 @click.option("--temperature", type=click.FloatRange(0, min_open=True), help="Sharpen (below 1) or flatten (above).")
 @html_option
@@ -25,6 +26,7 @@ def command(
     model: str | None,
     layer: int | None,
     head: int | None,
+    word: str | None,
     top: int,
     temperature: float | None,
     html: str | None,
@@ -43,4 +45,4 @@ def command(
     from limelight.translate import shipped
 
     reading = terminal.read_with_progress(model or shipped(), text or "")
-    terminal.look(reading, layer, head, top, temperature, html, as_json, save_page)
+    terminal.look(reading, layer, head, word, top, temperature, html, as_json, save_page)

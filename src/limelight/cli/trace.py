@@ -1,20 +1,29 @@
-"""``limelight trace``: every step of attention on small matrices."""
+"""``limelight trace``: every step of attention, on small matrices or in a layer of a model."""
 
 from __future__ import annotations
 
+import difflib
 import json
+from collections.abc import Callable
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
+
+from limelight.cli._shared import model_option
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from limelight.core.masks import Mask
+    from limelight.lens.layer_trace import LayerTrace
+    from limelight.matrix.steps import Trace
+
+T = TypeVar("T")
 
 _DIRECT, _PROJECTED = ("q", "k", "v"), ("x", "W_Q", "W_K", "W_V")
+_OPTIONAL = ("W_O", "heads", "mask", "tokens")
 
 
 @click.command("trace")
@@ -24,7 +33,12 @@ _DIRECT, _PROJECTED = ("q", "k", "v"), ("x", "W_Q", "W_K", "W_V")
 @click.option("--scale", type=float, help="1/√D unless given.")
 @click.option("--softcap", type=float, metavar="C", help="C · tanh(score / C).")
 @click.option("--temperature", type=float, default=1.0, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print the steps as JSON.")
+@click.option("--text", help="Trace a layer of a model on this text instead.")
+@model_option("The folder of the model that reads the text, or minilm; unless given, that of the translator.")
+@click.option("--layer", type=click.IntRange(0), default=0, show_default=True, help="With --text: the layer.")
+@click.option("--head", type=click.IntRange(0), help="The head to print; with --text, 0 unless given.")
+@click.option("--cross", is_flag=True, help="With --text: cross-attention of an encoder-decoder.")
+@click.option("--json", "as_json", is_flag=True, help="Print all steps of all heads as JSON.")
 def command(
     file: TextIO | None,
     causal: bool,
@@ -32,39 +46,151 @@ def command(
     scale: float | None,
     softcap: float | None,
     temperature: float,
+    text: str | None,
+    model: str | None,
+    layer: int,
+    head: int | None,
+    cross: bool,
     as_json: bool,
 ) -> None:
     """Show every step of attention: scores, scaling, masking, weights, output.
 
     Without FILE it is the worked example "dog ate dinner". FILE (or - for standard input) is JSON with the
-    matrices "q", "k" and "v", or with "x", "W_Q", "W_K" and "W_V", and optionally "tokens": a list of names.
+    matrices "q", "k" and "v", or with "x", "W_Q", "W_K" and "W_V" and perhaps "W_O" and "heads"; optionally with
+    "tokens", a list of names, and "mask": "causal", or rows of true and false.
+
+    With --text it is a layer of a model: embeddings, projections, heads, and what each head adds to the result.
     """
-    from rich.console import Console
-
-    import limelight as ll
-    from limelight.core.examples import TOKENS, worked_example
     from limelight.lens import strict_json
-    from limelight.viz.tables import matrix_tables
+    from limelight.viz.tables import matrix_tables, wide_console
 
-    if file is None:
-        (q, k, v), tokens = worked_example(), TOKENS
+    if text is not None and file is not None:
+        raise click.UsageError("give a file of matrices or --text, not both")
+    if text is None and (model is not None or cross):
+        raise click.UsageError("--model and --cross belong to --text")
+    options = {"scale": scale, "softcap": softcap, "temperature": temperature}
+    masks = _masks(causal, window)
+    found: Trace | LayerTrace
+    if text is not None:
+        if masks or scale is not None or softcap is not None or temperature != 1.0:
+            raise click.UsageError("--text shows what the model computes; its mask, scale and softcap are its own")
+        found = _trace_text(model, text, layer, cross)
     else:
-        (q, k, v), tokens = _read_matrices(file)
+        found = _trace_matrices(file, masks, options)
+    if as_json:
+        click.echo(strict_json.dumps(found.as_dict()))
+        return
+    if text is not None or head is not None:
+        found = _of_head(found, head or 0)
+        if head is None:
+            click.echo("of the heads, head 0; --head chooses another, --json has all\n", err=True)
+    wide_console().print(matrix_tables(found.pictures()))
+
+
+def _masks(causal: bool, window: int | None) -> list[Mask]:
+    import limelight as ll
+
     try:
-        masks: list[Mask] = [ll.Causal()] if causal else []
-        masks += [] if window is None else [ll.Window(window)]
-        mask = reduce(and_, masks) if masks else None
-        steps = ll.trace(q, k, v, tokens=tokens, mask=mask, scale=scale, softcap=softcap, temperature=temperature)
+        return ([ll.Causal()] if causal else []) + ([] if window is None else [ll.Window(window)])
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
-    if as_json:
-        click.echo(strict_json.dumps(steps.as_dict()))
-    else:
-        Console(highlight=False, markup=False, emoji=False).print(matrix_tables(steps.pictures()))
 
 
-def _read_matrices(file: TextIO) -> tuple[tuple[Tensor, Tensor, Tensor], Any]:
-    """Return q, k, v and the tokens from a JSON file."""
+def _of_head(found: Trace | LayerTrace, head: int) -> LayerTrace:
+    from limelight.lens.layer_trace import LayerTrace
+
+    if not isinstance(found, LayerTrace):
+        raise click.UsageError('--head belongs to --text, or to a file with "heads"')
+    try:
+        return found.head(head)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _trace_text(model: str | None, text: str, layer: int, cross: bool) -> LayerTrace:
+    from limelight.lens.text_trace import trace_text
+    from limelight.translate import shipped
+
+    return trace_text(model or shipped(), text, layer, "cross" if cross else "self")
+
+
+def _trace_matrices(file: TextIO | None, masks: list[Mask], options: dict[str, Any]) -> Trace | LayerTrace:
+    import limelight as ll
+    from limelight.core.examples import TOKENS, worked_example
+
+    if file is None:
+        q, k, v = worked_example()
+        return _explained(lambda: ll.trace(q, k, v, tokens=TOKENS, mask=_all_of(masks), **options))
+    given = _read(file)
+    tokens = _tokens(given)
+    mask = _all_of([*masks, *_given_mask(file, given)])
+    if "x" not in given:
+        q, k, v = (_matrix(file, name, given[name]) for name in _DIRECT)
+        return _explained(lambda: ll.trace(q, k, v, tokens=tokens, mask=mask, **options))
+    x, *projections = (_matrix(file, name, given[name]) for name in _PROJECTED)
+    for name, W in zip(_PROJECTED[1:], projections, strict=True):
+        if W.shape[0] != x.shape[1]:
+            raise click.UsageError(f'{file.name}: "{name}" has {W.shape[0]} rows and "x" has {x.shape[1]} columns')
+    if "heads" not in given and "W_O" not in given:
+        q, k, v = (x @ W for W in projections)
+        return _explained(lambda: ll.trace(q, k, v, tokens=tokens, mask=mask, **options))
+    if options["softcap"] is not None or options["temperature"] != 1.0:
+        raise click.UsageError('--softcap and --temperature do not go with "heads" and "W_O"')
+    layer = _layer(file, x, projections, given, options["scale"])
+    return _explained(lambda: ll.trace(layer, x[None], tokens=tokens, mask=mask))
+
+
+def _explained(make: Callable[[], T]) -> T:
+    """Return what a function makes, with its errors as those of the arguments."""
+    try:
+        return make()
+    except (TypeError, ValueError) as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _all_of(masks: list[Mask]) -> Mask | None:
+    return reduce(and_, masks) if masks else None
+
+
+def _layer(file: TextIO, x: Tensor, projections: list[Tensor], given: dict[str, Any], scale: float | None) -> Any:
+    """Return a ``MultiHeadAttention`` with the matrices of the file."""
+    import torch
+    from torch import nn
+
+    import limelight as ll
+
+    W_Q, W_K, W_V = projections
+    heads = given.get("heads", 1)
+    if not isinstance(heads, int) or isinstance(heads, bool) or heads < 1:
+        raise click.UsageError(f'{file.name}: "heads" is {heads!r}; give a whole number from 1 on')
+    for name, W in zip(_PROJECTED[1:], projections, strict=True):
+        if W.shape[1] % heads:
+            raise click.UsageError(f'{file.name}: "{name}" has {W.shape[1]} columns, which {heads} heads cannot share')
+    if W_Q.shape[1] != W_K.shape[1]:
+        raise click.UsageError(f'{file.name}: "W_Q" has {W_Q.shape[1]} columns and "W_K" has {W_K.shape[1]}')
+    W_O = _matrix(file, "W_O", given["W_O"]) if "W_O" in given else None
+    if W_O is not None and W_O.shape[0] != W_V.shape[1]:
+        raise click.UsageError(f'{file.name}: "W_O" has {W_O.shape[0]} rows and "W_V" has {W_V.shape[1]} columns')
+    layer: Any = ll.nn.MultiHeadAttention(
+        x.shape[1],
+        heads,
+        head_width=W_Q.shape[1] // heads,
+        value_width=W_V.shape[1] // heads,
+        bias=False,
+        scale=scale,
+    ).double()
+    with torch.no_grad():
+        for module, W in ((layer.query, W_Q), (layer.key, W_K), (layer.value, W_V)):
+            module.weight.copy_(W.T)
+    layer.out = nn.Identity()
+    if W_O is not None:
+        layer.out = nn.Linear(W_O.shape[0], W_O.shape[1], bias=False)
+        layer.out.weight = nn.Parameter(W_O.T.contiguous())
+    return layer.eval()
+
+
+def _read(file: TextIO) -> dict[str, Any]:
+    """Return the matrices and options of a JSON file, all of whose names are known."""
     try:
         data = json.load(file)
     except RecursionError:
@@ -78,16 +204,31 @@ def _read_matrices(file: TextIO) -> tuple[tuple[Tensor, Tensor, Tensor], Any]:
         raise click.UsageError(
             f'{file.name} must hold "q", "k" and "v", or "x", "W_Q", "W_K" and "W_V"; it lacks {", ".join(missing)}'
         )
-    matrices = {name: _matrix(file, name, named[name]) for name in names}
-    if names == _DIRECT:
-        return (matrices["q"], matrices["k"], matrices["v"]), _tokens(named)
-    x = matrices["x"]
-    for name in _PROJECTED[1:]:
-        if matrices[name].shape[0] != x.shape[1]:
+    known = (*names, *(_OPTIONAL if names == _PROJECTED else ("mask", "tokens")))
+    for name in named:
+        if name not in known:
+            plain = {n.replace("_", "").lower(): n for n in known}
+            near = plain[difflib.get_close_matches(name.replace("_", "").lower(), plain, 1, 0.0)[0]]
             raise click.UsageError(
-                f'{file.name}: "{name}" has {matrices[name].shape[0]} rows and "x" has {x.shape[1]} columns'
+                f'{file.name}: "{name}" is unknown; the nearest is "{near}", and there are {", ".join(known)}'
             )
-    return (x @ matrices["W_Q"], x @ matrices["W_K"], x @ matrices["W_V"]), _tokens(named)
+    return named
+
+
+def _given_mask(file: TextIO, given: dict[str, Any]) -> list[Mask]:
+    import torch
+
+    import limelight as ll
+
+    mask = given.get("mask")
+    if mask is None or mask == "none":
+        return []
+    if mask == "causal":
+        return [ll.Causal()]
+    rows = isinstance(mask, list) and all(isinstance(row, list) for row in mask)
+    if not rows or not all(isinstance(x, bool) for row in mask for x in row) or len({len(row) for row in mask}) != 1:
+        raise click.UsageError(f'{file.name}: "mask" must be "causal", "none", or rows of true and false of one length')
+    return [ll.Dense(torch.tensor(mask))]
 
 
 def _matrix(file: TextIO, name: str, rows: Any) -> Tensor:

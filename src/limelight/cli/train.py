@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import click
+
+_INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
 
 
 @click.command("train")
@@ -50,9 +53,16 @@ import click
 def command(pairs: str, out: str, start: str | None, threads: int | None, finish: bool, **choices: Any) -> None:
     """Train a translator on PAIRS: a line for each, a sentence, a tab and its translation.
 
-    It can be stopped at any moment: the same command goes on where it was.
+    Ctrl-C stops and saves; the same command goes on. Sizes of batches, epochs, warm-up and what is held out are chosen
+    from the number of pairs unless given.
     """
     from limelight.translate.terminal import train_with_progress
 
     recipe = {name: value for name, value in choices.items() if value is not None}
-    train_with_progress(pairs, out, recipe, threads, start, finish)
+    given = {"out": out, "from": start, "threads": threads, **recipe}
+    again = ["limelight", "train", pairs]
+    for name, value in given.items():
+        if value is not None:
+            again += [f"--{name.replace('_', '-')}"] if value is True else [f"--{name.replace('_', '-')}", str(value)]
+    if not train_with_progress(pairs, out, recipe, threads, start, finish, command=shlex.join(again)):
+        click.get_current_context().exit(_INTERRUPTED)

@@ -1,1 +1,1 @@
-"""What a call means: masks, spans, biases, the checked specification of a call, and the reference."""
+"""The meaning of a call: masks, spans, biases, the checked specification of a call, and the reference."""

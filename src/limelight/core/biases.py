@@ -31,7 +31,7 @@ class Bias:
     """Base of all biases."""
 
     def values(self, i: Tensor, j: Tensor, N: int, M: int, dtype: torch.dtype | None = None) -> Tensor:
-        """What is added for query ``i`` of ``N`` and key ``j`` of ``M``, for index tensors that broadcast.
+        """The bias of query ``i`` of ``N`` and key ``j`` of ``M``, for index tensors that broadcast.
 
         The result broadcasts to ``(batch, heads, *broadcast of i and j)`` and is computed in ``dtype``, or in
         the type of the bias's own tensors.

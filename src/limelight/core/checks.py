@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -49,7 +50,10 @@ def check_device(name: str, x: Tensor, other: str, y: Tensor) -> None:
 def check_number(name: str, value: Any) -> float:
     """Return a number, or a tensor with one number, as a float."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{name} is a number of {len(str(abs(value)))} digits, too large for a float") from None
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         if value.requires_grad:
             raise TypeError(f"{name} requires grad, and attention gives it none; pass {name}.detach()")
@@ -91,6 +95,33 @@ def check_dropout(value: Any) -> float:
     if not 0 <= share < 1:
         raise ValueError(f"dropout = {share} must be at least 0 and below 1: the share of weights that is removed")
     return share
+
+
+# What other attention functions call their options, and what to write here.
+_OTHER_NAMES = {
+    "attn_mask": "mask=Dense(tensor) for booleans (True means attend), bias=DenseBias(tensor) for numbers",
+    "attention_mask": "mask=Padding(lengths), or mask=Dense(tensor) for booleans (True means attend)",
+    "key_padding_mask": "mask=Padding(lengths)",
+    "is_causal": "mask=Causal(), which aligns queries and keys at their ends",
+    "causal": "mask=Causal(), which aligns queries and keys at their ends",
+    "window_size": "mask=Window(left, right)",
+    "alibi_slopes": "bias=ALiBi(slopes)",
+    "dropout_p": "dropout=…",
+    "softmax_scale": "scale=…",
+    "logits_soft_cap": "softcap=…",
+    "enable_gqa": "nothing: with fewer heads in k than in q, heads are grouped",
+    "need_weights": "weights(…), which gives the attention matrix",
+    "output_attentions": "weights(…), which gives the attention matrix",
+    "return_weights": "weights(…), which gives the attention matrix",
+}
+
+
+def reject_options(who: str, unknown: Iterable[str], known: Iterable[str]) -> NoReturn:
+    """Raise for keyword arguments that there are not, and say what to write instead."""
+    name = next(iter(unknown))
+    if name in _OTHER_NAMES:
+        raise TypeError(f"{who} has no argument {name!r}: write {_OTHER_NAMES[name]}")
+    raise TypeError(f"{who} has no argument {name!r}; there are {', '.join(known)}")
 
 
 def check_one_number(name: str, value: Tensor) -> Tensor:

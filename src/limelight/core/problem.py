@@ -128,7 +128,7 @@ class Problem:
         self.temperature = (
             temperature if temperature.__class__ is float and temperature == 1.0 else _check_temperature(temperature)
         )
-        # Tensors beside q and k to which a gradient may flow.
+        # Tensors other than q and k to which a gradient may flow.
         self._learned: Sequence[Tensor] = ()
         if bias is not None or sink is not None or self.temperature.__class__ is not float:
             given = [] if self.bias is None else self.bias.tensors()

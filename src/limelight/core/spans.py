@@ -111,6 +111,12 @@ def complement(a: Tensor, M: int) -> Tensor:
     return _tidy(begin, end, M, a.shape[2] + 1)
 
 
+def clip(a: Tensor, first: int, last: int) -> Tensor:
+    """The parts of spans that lie in ``first ≤ key < last``, counted from ``first``."""
+    begin, end = (a - first).clamp(0, last - first).unbind(-1)
+    return _tidy(begin, end, last - first, a.shape[2])
+
+
 def _tidy(begin: Tensor, end: Tensor, M: int, most: int) -> Tensor:
     """Sort spans by begin with the empty ones last; at most ``most`` are not empty.
 

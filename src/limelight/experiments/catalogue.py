@@ -101,5 +101,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         LEARNED, "dropout_training", (27,), "Does dropout on the weights help where data are few?"
     ),
     "induction": Experiment(LEARNED, "induction", (47,), "When does a model learn to repeat what it saw?"),
+    "what-matters": Experiment(LEARNED, "what_matters", (52,), "Does it matter what a head looks at?"),
     "explanation": Experiment(LEARNED, "explanation", (48,), "Does a large weight mean that the token matters?"),
 }

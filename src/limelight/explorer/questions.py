@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from limelight.explorer.subject import Head, Matrix, Subject
 
 
+QUICK, SLOW, BACKGROUND = "quick", "slow", "background"  # lanes: see limelight.explorer.workers
+
+
 class RefusedError(ValueError):
     """A question that cannot be answered as it was asked; the message is for the one who asked."""
 
@@ -134,17 +137,17 @@ Ask = Callable[["Subject", Arguments], Answer]
 
 @dataclass(frozen=True)
 class Question:
-    """Something that the page may ask; ``is_slow`` tells whether it passes over a whole matrix or runs a model."""
+    """Something that the page may ask, and the lane in which it is answered."""
 
     name: str
     ask: Ask
-    is_slow: Callable[[Subject, Arguments], bool]
+    lane: Callable[[Subject, Arguments], str]
 
 
-def question(name: str, slow: bool | Callable[[Subject, Arguments], bool] = False) -> Callable[[Ask], Question]:
+def question(name: str, lane: str | Callable[[Subject, Arguments], str] = QUICK) -> Callable[[Ask], Question]:
     """Make a question of a function ``(subject, arguments) → answer``."""
 
     def made(ask: Ask) -> Question:
-        return Question(name, ask, slow if callable(slow) else lambda subject, arguments: bool(slow))
+        return Question(name, ask, lane if callable(lane) else lambda subject, arguments: lane)
 
     return made

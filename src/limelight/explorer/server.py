@@ -8,6 +8,7 @@ question that passes over a whole matrix waits for others of its kind only.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from typing import TYPE_CHECKING
@@ -22,13 +23,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from limelight.explorer.front import FRONT
 from limelight.explorer.questions import Arguments, RefusedError
 from limelight.explorer.rooms import QUESTIONS
+from limelight.explorer.workers import COUNTS, Workers
 
 if TYPE_CHECKING:
     from limelight.explorer.subject import Subject
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _LARGEST = 2**20  # bytes of a request
-_SLOW, _QUICK = 2, 8  # questions of each kind that are answered at a time
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
@@ -44,7 +45,9 @@ _HEADERS = {
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
-def app(subject: Subject, token: str, port: int, hosts: tuple[str, ...] = ()) -> ASGIApp:
+def app(
+    subject: Subject, token: str, port: int, hosts: tuple[str, ...] = (), workers: Workers | None = None
+) -> ASGIApp:
     """Return the application.
 
     Args:
@@ -52,9 +55,10 @@ def app(subject: Subject, token: str, port: int, hosts: tuple[str, ...] = ()) ->
         token: what a visitor must know.
         port: where it listens; the cookie's name carries it, so that two explorers do not mix theirs.
         hosts: names that it may be reached by, beside those of this machine.
+        workers: the threads that answer questions; its own unless given.
 
     """
-    service = _Service(subject)
+    service = _Service(subject, workers or Workers())
     routes = [
         Route("/", _file),
         Route("/ask/{name}", service.answer, methods=["POST"]),
@@ -79,14 +83,14 @@ async def _file(request: Request) -> Response:
 class _Service:
     """Answers questions in threads."""
 
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
-        self._limits: dict[bool, anyio.CapacityLimiter] = {}
+    def __init__(self, subject: Subject, workers: Workers) -> None:
+        self.subject, self._workers = subject, workers
+        self._limits: dict[str, anyio.CapacityLimiter] = {}
 
-    def _limit(self, slow: bool) -> anyio.CapacityLimiter:
+    def _limit(self, lane: str) -> anyio.CapacityLimiter:
         if not self._limits:  # a limiter belongs to a running event loop
-            self._limits = {True: anyio.CapacityLimiter(_SLOW), False: anyio.CapacityLimiter(_QUICK)}
-        return self._limits[slow]
+            self._limits = {name: anyio.CapacityLimiter(count) for name, count in COUNTS.items()}
+        return self._limits[lane]
 
     async def answer(self, request: Request) -> Response:
         """Answer one question; a visitor who has left meanwhile costs nothing more."""
@@ -98,18 +102,19 @@ class _Service:
         try:
             body = await _body(request)
             arguments = Arguments(json.loads(body or b"{}"))
-            slow = await anyio.to_thread.run_sync(question.is_slow, self.subject, arguments)
-            async with self._limit(slow):
+            lane = await anyio.to_thread.run_sync(question.lane, self.subject, arguments)
+            async with self._limit(lane):
                 if await request.is_disconnected():
                     return Response(status_code=499)
-                found = await anyio.to_thread.run_sync(
-                    lambda: question.ask(self.subject, arguments).packed(), limiter=anyio.CapacityLimiter(1)
-                )
+                asked = self._workers.submit(lane, lambda: question.ask(self.subject, arguments).packed())
+                found = await asyncio.wrap_future(asked)
             return Response(found, media_type="application/octet-stream")
         except _TooLargeError:
             return JSONResponse({"error": f"a request has at most {_LARGEST} bytes"}, 413)
         except ClientDisconnect:
             return Response(status_code=499)
+        except asyncio.CancelledError:  # the server ends
+            return Response(status_code=503)
         except RefusedError as error:
             return JSONResponse({"error": str(error)}, 400)
         except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):

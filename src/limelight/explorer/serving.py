@@ -51,8 +51,9 @@ class Explorer:
     def __init__(self, subject: Subject, *, host: str = "127.0.0.1", port: int = 0) -> None:
         uvicorn = need_server()
         from limelight.explorer.server import app
+        from limelight.explorer.workers import Workers
 
-        self.subject = subject
+        self.subject, self._workers = subject, Workers()
         self._token = secrets.token_urlsafe(24)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
@@ -63,10 +64,10 @@ class Explorer:
             self._socket.close()
             raise OSError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
         self.host, self.port = host, int(self._socket.getsockname()[1])
-        served = app(subject, self._token, self.port, _names(host))
+        served = app(subject, self._token, self.port, _names(host), self._workers)
         config = uvicorn.Config(
             served,
-            log_level="error",
+            log_level="critical",
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=1,
@@ -97,6 +98,7 @@ class Explorer:
         """End the server; a second time does nothing."""
         self._server.should_exit = True
         self._thread.join(timeout=5)
+        self._workers.close()
         self._socket.close()
 
     def __enter__(self) -> Explorer:

@@ -1,4 +1,4 @@
-"""What is explored: attention matrices with the tokens of their queries and keys."""
+"""The subject of an exploration: attention matrices with the tokens of their queries and keys."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ import torch
 from limelight.explorer.memory import Memory
 from limelight.explorer.tiles import SIDE, Allowed, Floats, Rectangle, base_level, coarser, pooled, top_level
 from limelight.lens import Call, Record, heads
-from limelight.lens.reading import Reading
+from limelight.lens.reading import Reader, Reading
+from limelight.lens.replay import Replay
 from limelight.matrix.base import Weights
+from limelight.matrix.lazy import LazyWeights
 from limelight.translate import Translator
 
 SMALL = 2**22  # weights, over which a pass takes no noticeable time
-_KEPT = 128 * 2**20  # bytes of tiles and statistics
+_KEPT = 192 * 2**20  # bytes of tiles and statistics
 _REACH = 64  # tokens to either side that the profile by distance shows
 _LISTED = 8  # strongest keys of a query, and queries of a key
 Texts = Sequence[str] | Sequence[Sequence[str]]
@@ -43,7 +45,11 @@ class Head:
     def is_ready(self, level: int, reduce: str) -> bool:
         """Tell whether a tile of this level can be had without a pass over a large matrix."""
         N, M = self.size
-        return N * M <= SMALL or level < base_level(N, M) or (*self.name, "base", reduce) in self.memory
+        if N * M <= SMALL:
+            return True
+        if level < base_level(N, M):
+            return not isinstance(self.A, LazyWeights) or self.A._known() is not None
+        return (*self.name, "survey" if reduce == "mean" else reduce) in self.memory
 
     def tile(self, level: int, row: int, col: int, reduce: str) -> Floats:
         """Return the cells of a tile; −1 where nothing in a cell is allowed."""
@@ -57,7 +63,11 @@ class Head:
         """Return all cells of a coarse level; −1 where nothing in a cell is allowed."""
         base = base_level(*self.size)
         whole = Rectangle(0, self.size[0], 0, self.size[1])
-        cells: Floats = self.memory.get((*self.name, "base", reduce), lambda: self._cells(whole, base, reduce))
+        cells: Floats
+        if reduce == "mean":
+            cells = self._survey()["cells"]
+        else:
+            cells = self.memory.get((*self.name, reduce), lambda: self._cells(whole, base, reduce))
         if level == base:
             return cells
         found = coarser(cells.clip(min=0), 1 << (level - base), self.size, 1 << base, reduce)
@@ -80,15 +90,21 @@ class Head:
 
     def strips(self) -> dict[str, Floats]:
         """Return each row's entropy, each key's received attention and the mean weight by distance."""
+        return {name: x for name, x in self._survey().items() if name != "cells"}
+
+    def _survey(self) -> dict[str, Floats]:
+        """Return the cells of the base level and the strips, from one pass over the matrix."""
 
         def make() -> dict[str, Floats]:
-            reach = min(_REACH, *self.size)
+            cell = 1 << base_level(*self.size)
             with torch.no_grad():
-                seen = self.A.observe(entropy=True, received=True, profile=reach)
-            named = {"entropy": seen.entropy, "received": seen.received, "profile": seen.profile}
-            return {name: x[0, 0].float().cpu().numpy() for name, x in named.items() if x is not None}
+                seen = self.A.observe(entropy=True, received=True, profile=min(_REACH, *self.size), pool=cell)
+            named = {name: x[0, 0].float().cpu().numpy() for name, x in vars(seen).items()}
+            cells = named.pop("pool")
+            cells[~self.allowed.cells(Rectangle(0, self.size[0], 0, self.size[1]), cell)] = -1
+            return {"cells": cells, **named}
 
-        found: dict[str, Floats] = self.memory.get((*self.name, "strips"), make)
+        found: dict[str, Floats] = self.memory.get((*self.name, "survey"), make)
         return found
 
     def row(self, query: int) -> Floats:
@@ -156,13 +172,15 @@ class Subject:
         note: str = "",
         wrote: str = "",
         translator: Translator | None = None,
+        reader: Reader | None = None,
         following: Sequence[tuple[str, float]] = (),
         opens: tuple[int, int] | None = None,
     ) -> None:
         if not matrices:
             raise ValueError("there is no attention to explore: the record is empty")
         self.title, self.matrices, self.note, self.wrote = title, list(matrices), note, wrote
-        self.translator, self.following, self.opens = translator, list(following), opens
+        self.translator, self.reader, self.following, self.opens = translator, reader, list(following), opens
+        self.replay: Replay | None = None  # runs the model again with edits
         self.running = Lock()  # a recorder sees whatever a model does, so it runs for one question at a time
         self.memory = Memory(_KEPT)
 
@@ -185,14 +203,17 @@ class Subject:
             left_out = sum(reading.left_out for reading in readings)
             note = f"The model has no positions for the last {left_out} tokens." if left_out else ""
             wrote = " ".join(reading.wrote for reading in readings if reading.wrote)
-            return Subject(
+            found = Subject(
                 title or readings[0].model,
                 _numbered(named),
                 note=note,
                 wrote=wrote,
+                reader=readings[0].reader,
                 following=readings[-1].following,
                 opens=_most_telling(readings[0]),
             )
+            found.replay = readings[0].replay if len(readings) == 1 else None
+            return found
         if isinstance(given, Weights):
             call = _call_of(given)
             return Subject(title or "attention", _numbered([(call, _texts_of(call, tokens))]))
@@ -243,8 +264,15 @@ class Subject:
         def described(m: Matrix) -> dict[str, Any]:
             call = m.call
             return {
-                **{"name": call.name, "stack": call.stack, "kind": call.kind, "layer": call.layer},
-                **{"phase": call.phase, "batch": m.B, "heads": m.H, "queries": m.N, "keys": m.M},
+                "name": call.name,
+                "stack": call.stack,
+                "kind": call.kind,
+                "layer": call.layer,
+                "phase": call.phase,
+                "batch": m.B,
+                "heads": m.H,
+                "queries": m.N,
+                "keys": m.M,
                 "pass": sum(other.call.name == call.name for other in self.matrices[: m.number]),
                 "texts": [[place(side and side[b]) for side in (m.queries, m.keys)] for b in range(m.B)],
                 "base": base_level(m.N, m.M),
@@ -261,6 +289,8 @@ class Subject:
             "following": self.following,
             "opens": self.opens,
             "translates": self.translator is not None,
+            "replays": self.replay is not None,
+            "reads": self.reader is not None,
         }
 
 

@@ -62,20 +62,9 @@ def pooled(A: Weights, part: Rectangle, cell: int, reduce: str) -> Floats:
 
     Squares are counted from the upper left corner; those at the lower and right edge cover what is left.
     """
-    rows, cols = -(-(part.bottom - part.top) // cell), -(-(part.right - part.left) // cell)
-    found = np.empty((rows, cols), np.float32)
-    bottom, right = (
-        part.top + (part.bottom - part.top) // cell * cell,
-        part.left + (part.right - part.left) // cell * cell,
-    )
-    whole_rows, whole_cols = (bottom - part.top) // cell, (right - part.left) // cell
-    for top, end, at_rows in ((part.top, bottom, slice(0, whole_rows)), (bottom, part.bottom, slice(whole_rows, rows))):
-        for left, edge, at in ((part.left, right, slice(0, whole_cols)), (right, part.right, slice(whole_cols, cols))):
-            if top < end and left < edge:
-                size = at_rows.stop - at_rows.start, at.stop - at.start
-                pool = A.pool(*size, reduce, queries=slice(top, end), keys=slice(left, edge))
-                found[at_rows, at] = pool[0, 0].float().cpu().numpy()
-    return found
+    found = A.pool(cell=cell, reduce=reduce, queries=slice(part.top, part.bottom), keys=slice(part.left, part.right))
+    cells: Floats = found[0, 0].float().cpu().numpy()
+    return cells
 
 
 def coarser(cells: Floats, times: int, size: tuple[int, int], cell: int, reduce: str) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 try:
@@ -15,8 +15,7 @@ from limelight.explorer.front import FRONT
 from limelight.explorer.questions import Arguments, RefusedError
 from limelight.explorer.rooms import QUESTIONS
 from limelight.explorer.subject import Subject
-
-_SLOW, _QUICK = 2, 4  # threads for questions of each kind
+from limelight.explorer.workers import Workers
 
 
 class ExplorerWidget(anywidget.AnyWidget):
@@ -28,7 +27,7 @@ class ExplorerWidget(anywidget.AnyWidget):
     def __init__(self, subject: Subject) -> None:
         super().__init__()
         self._subject = subject
-        self._threads = {True: ThreadPoolExecutor(_SLOW), False: ThreadPoolExecutor(_QUICK)}
+        self._workers = Workers()
         self._asked: dict[Any, Future[None]] = {}
         self.on_msg(self._told)
 
@@ -46,7 +45,7 @@ class ExplorerWidget(anywidget.AnyWidget):
             if question is None:
                 raise RefusedError("there is no such question")
             arguments = Arguments(message.get("given", {}))
-            threads = self._threads[question.is_slow(self._subject, arguments)]
+            lane = question.lane(self._subject, arguments)
         except RefusedError as error:
             self.send({"id": number, "error": str(error)})
             return
@@ -63,10 +62,9 @@ class ExplorerWidget(anywidget.AnyWidget):
             finally:
                 self._asked.pop(number, None)
 
-        self._asked[number] = threads.submit(answer)
+        self._asked[number] = self._workers.submit(lane, answer)
 
     def close(self) -> None:
         """End the threads with the widget."""
-        for threads in self._threads.values():
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._workers.close()
         super().close()

@@ -74,9 +74,9 @@ def words(tokens: Sequence[str]) -> list[tuple[str, list[int]]]:
             found[-1] = before + piece, [*found[-1][1], place]
         else:
             found.append((piece, [place]))
-    return [(name or "▁", places) for name, places in found]
+    return [(name or "␣", places) for name, places in found]
 
 
 def _is_word(names: Sequence[str]) -> Tensor:
     """Return 1 for words and 0 for punctuation."""
-    return torch.tensor([0.0 if is_separator(name) or name == "▁" else 1.0 for name in names])
+    return torch.tensor([0.0 if is_separator(name) or name == "␣" else 1.0 for name in names])

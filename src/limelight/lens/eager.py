@@ -15,36 +15,71 @@ from limelight.core.biases import DenseBias
 from limelight.core.masks import Causal, Dense
 from limelight.functional import weights
 from limelight.lens.hf.arguments import is_transformers_model
+from limelight.lens.recorder import Recorder
 from limelight.matrix.base import Weights
 
 _SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
+_PRODUCTS = {torch.matmul, torch.bmm, torch.mm, Tensor.matmul, Tensor.bmm, Tensor.mm, Tensor.__matmul__}
+_DROPOUTS = {functional.dropout, torch.dropout}
 
 
 class _InterceptAttention(TorchFunctionMode):
-    """Reports the result of every softmax over the last of four axes, and the weights of every SDPA call.
+    """Reports the result of every softmax that is attention, and the weights of every SDPA call.
+
+    A softmax over the last of four axes is attention. Over the last of two or three, as in a plain module without
+    heads, it is attention if its result is then multiplied with values, perhaps after dropout.
 
     Args:
-        current_module: returns the innermost module that is running.
-        report: takes that module and the weights.
+        current_module: returns the innermost module that is running, ``nn.Softmax`` apart.
+        recorder: records and edits the weights.
 
     """
 
-    def __init__(self, current_module: Callable[[], nn.Module], report: Callable[[nn.Module, Weights], None]) -> None:
+    def __init__(self, current_module: Callable[[], nn.Module], recorder: Recorder) -> None:
         super().__init__()
-        self.current_module, self.report = current_module, report
+        self.current_module, self.recorder = current_module, recorder
+        self._candidates: dict[int, tuple[Tensor, nn.Module, Tensor]] = {}  # by id: the tensor, its module, the weights
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is functional.scaled_dot_product_attention and self.recorder.editors:
+            return self._edited_sdpa(*args, **kwargs)
         out = func(*args, **kwargs)
         if func in _SOFTMAX and kwargs.get("dim", args[1] if len(args) > 1 else None) in (-1, out.ndim - 1):
             heads = getattr(self.current_module(), "num_heads", 0)
             if out.ndim == 3 and heads and len(out) % heads == 0:  # batch and heads as one axis
-                self.report(self.current_module(), Weights.from_dense(out.unflatten(0, (-1, heads))))
-            elif out.ndim == 4:
-                self.report(self.current_module(), Weights.from_dense(out))
+                return self._edited(out, out.unflatten(0, (-1, heads)), self.current_module())
+            if out.ndim == 4:
+                return self._edited(out, out, self.current_module())
+            if out.ndim in (2, 3):
+                self._candidates[id(out)] = out, self.current_module(), out
+        elif func in _DROPOUTS and id(args[0]) in self._candidates:
+            _, module, weights = self._candidates.pop(id(args[0]))
+            self._candidates[id(out)] = out, module, weights
+        elif func in _PRODUCTS and id(args[0]) in self._candidates:
+            _, module, weights = self._candidates.pop(id(args[0]))
+            edited = self._edited(weights, weights[:, None] if weights.ndim == 3 else weights[None, None], module)
+            return out if edited is weights else func(edited, *args[1:], **kwargs)
         elif func is functional.scaled_dot_product_attention and out.ndim in (3, 4):
-            self.report(self.current_module(), _sdpa_weights(*args, **kwargs))
+            self.recorder.add(self.current_module(), _sdpa_weights(*args, **kwargs))
         return out
+
+    def _edited(self, result: Tensor, four: Tensor, module: nn.Module) -> Tensor:
+        """Record weights, given as they are and with four axes, and return what they are edited to."""
+        edited = self.recorder.edit_dense(module, Weights.from_dense(four))
+        return result if edited is None else edited.dense().reshape(result.shape)
+
+    def _edited_sdpa(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute a call of SDPA with its edits."""
+        found = _sdpa_weights(query, key, value, *args, **kwargs)
+        dropout = kwargs.get("dropout_p", args[1] if len(args) > 1 else 0.0)
+        spec = found._problem.spec
+        four = query.ndim == 4
+        q, k, v = (x if four else x[:, None] for x in (query, key, value))
+        out = self.recorder.attend(
+            self.current_module(), q, k, v, dropout=dropout, mask=spec.mask, bias=spec.bias, scale=spec.scale
+        )
+        return out if four else out[:, 0]
 
 
 def _sdpa_weights(
@@ -74,8 +109,8 @@ def _sdpa_weights(
 
 
 @contextmanager
-def intercept_attention(model: nn.Module, report: Callable[[nn.Module, Weights], None]) -> Iterator[None]:
-    """Report the weights that a model computes itself, with the module that computes them, inside a ``with`` block."""
+def intercept_attention(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Record and edit the weights that a model computes itself inside a ``with`` block."""
     running: list[nn.Module] = [model]
 
     def enter(module: nn.Module, *_: Any) -> None:
@@ -92,5 +127,6 @@ def intercept_attention(model: nn.Module, report: Callable[[nn.Module, Weights],
         for module in model.modules():
             stack.callback(module.register_forward_pre_hook(enter).remove)
             stack.callback(module.register_forward_hook(leave, always_call=True).remove)
-        stack.enter_context(_InterceptAttention(lambda: running[-1], report))
+        current = lambda: next(m for m in reversed(running) if type(m) is not nn.Softmax)  # noqa: E731
+        stack.enter_context(_InterceptAttention(current, recorder))
         yield

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,12 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from limelight import models
+from limelight.lens.inputs import AttentionInputs, InputsRecorder
 from limelight.lens.record import Call, Record
+from limelight.lens.replay import Replay
 from limelight.lens.report import Heads, heads, is_separator
-from limelight.lens.watching import watch
+from limelight.lens.sizes import model_sizes
+from limelight.lens.watching import watch, watch_with
 from limelight.models.checkpoint import ARCHITECTURES, read_config
 from limelight.models.tokenizers import read_tokenizer
 from limelight.nn import LanguageModel, Seq2Seq
@@ -59,7 +62,10 @@ class Reading:
         record: the record of the forward pass.
         left_out: how many tokens were cut off because the model has no positions for them.
         wrote: the text that an encoder-decoder wrote.
+        sizes: the model's sizes by their usual names; ``limelight.lens.sizes.MEANINGS`` has what each means.
         following: the likeliest tokens after the text, with their probabilities; empty for models that predict none.
+        replay: runs the model on the text again, with edits.
+        reader: the model that has read it, for other texts.
 
     """
 
@@ -68,7 +74,10 @@ class Reading:
     record: Record
     left_out: int = 0
     wrote: str = ""
+    sizes: dict[str, int] = field(default_factory=dict)
     following: list[tuple[str, float]] = field(default_factory=list)
+    replay: Replay | None = None
+    reader: Reader | None = field(default=None, repr=False, compare=False)
     _top_keys: dict[int, _TopKeys] = field(default_factory=dict, repr=False, compare=False)
 
     def names(self, call: Call) -> tuple[list[str], list[str]]:
@@ -155,61 +164,97 @@ def read(folder: str | Path, text: str, progress: Progress | None = None) -> Rea
         progress: called after every layer and every written token.
 
     """
-    folder = Path(folder)
-    model, ours = _load_model(folder)
-    tokenizer = _load_tokenizer(folder)
-    ids = tokenizer.encode(text).ids
-    if not ids:
-        raise ValueError("the text has no tokens")
-    most = _max_positions(model)
-    left_out = 0 if most is None else max(0, len(ids) - most)
-    source = torch.tensor([ids if most is None else ids[:most]])
-    likely: Any = None
-    with torch.no_grad():
-        target = _write_target(model, source, ours, most, progress)
-        with (
-            watch(model, dense=not ours and _has_own_attention(model)) as record,
-            _reporting(_layers(model), f"reading {source.shape[1]} tokens", progress),
-        ):
-            if target is not None:
-                inputs = target[:, :-1]
-                model(source, inputs) if ours else model(input_ids=source, decoder_input_ids=inputs)
-            elif isinstance(model, LanguageModel):
-                last = model(source, last=True)  # all logits would take more memory than everything else
-                if model.head is not None:
-                    likely = last.reshape(-1).float().softmax(0).topk(min(_FOLLOWING, last.shape[-1]))
-            else:
-                model(source)
-    wrote = ""
-    by_stack = {"encoder": source, "decoder": source}
-    if target is not None:
-        by_stack |= {"decoder": target[:, :-1], "written": target[:, 1:]}
-        wrote = tokenizer.decode(target[0].tolist())
-    names = {stack: _names(tokenizer, x[0]) for stack, x in by_stack.items()}
-    readable = _readable(tokenizer, names if likely is None else {**names, "following": _names(tokenizer, likely[1])})
-    following = readable.pop("following", [])
-    return Reading(
-        model=folder.resolve().name,
-        tokens=readable,
-        record=record,
-        left_out=left_out,
-        wrote=wrote,
-        following=[] if likely is None else list(zip(following, likely[0].tolist(), strict=True)),
-    )
+    return Reader(folder).read(text, progress)
 
 
-def _names(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
-    return [tokenizer.id_to_token(i) or str(i) for i in ids.tolist()]
+class Reader:
+    """A model from a folder with its tokenizer, which reads texts."""
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        self.name = folder.resolve().name
+        self.model, self.ours = load_model(folder)
+        self.tokenizer = load_tokenizer(folder)
+        self._dense = not self.ours and has_own_attention(self.model)
+
+    def read(self, text: str, progress: Progress | None = None) -> Reading:
+        """Run the model on a text and record what it attends to."""
+        return self._read(text, watch(self.model, dense=self._dense), progress)
+
+    def read_with_inputs(self, text: str, name: str) -> tuple[Reading, AttentionInputs]:
+        """Read a text, and return what the attention of one module is computed from as well."""
+        recorder = InputsRecorder(self.model, name)
+        reading = self._read(text, watch_with(self.model, recorder, all_layers=False), None)
+        if recorder.inputs is None:
+            raise ValueError(f"{name} did not run, or computes its attention where it cannot be seen")
+        return reading, recorder.inputs
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens of a text."""
+        return len(self.tokenizer.encode(text).ids)
+
+    def _read(self, text: str, watching: AbstractContextManager[Record], progress: Progress | None) -> Reading:
+        ids = self.tokenizer.encode(text).ids
+        if not ids:
+            raise ValueError("the text has no tokens")
+        most = max_positions(self.model)
+        left_out = 0 if most is None else max(0, len(ids) - most)
+        source = torch.tensor([ids if most is None else ids[:most]])
+        with torch.no_grad():
+            target = write_target(self.model, source, self.ours, most, progress)
+            with watching as record, _reporting(_layers(self.model), f"reading {source.shape[1]} tokens", progress):
+                likely = self._run(source, target)
+        wrote = "" if target is None else self.tokenizer.decode(target[0].tolist())
+        tokens, following = self._tokens(source, target, likely)
+        return Reading(
+            model=self.name,
+            tokens=tokens,
+            record=record,
+            left_out=left_out,
+            wrote=wrote,
+            sizes=model_sizes(self.model, record, source.shape[1]),
+            following=following,
+            replay=Replay(self.model, self.tokenizer, source, target, self.ours, self._dense, most),
+            reader=self,
+        )
+
+    def _run(self, source: Tensor, target: Tensor | None) -> Any:
+        """Run the model; return the likeliest tokens after the text, where it predicts any."""
+        model: Any = self.model
+        if target is not None:
+            inputs = target[:, :-1]
+            model(source, inputs) if self.ours else model(input_ids=source, decoder_input_ids=inputs)
+        elif isinstance(model, LanguageModel):
+            last = model(source, last=True)  # all logits would take more memory than everything else
+            if model.head is not None:
+                return last.reshape(-1).float().softmax(0).topk(min(_FOLLOWING, last.shape[-1]))
+        else:
+            model(source)
+        return None
+
+    def _tokens(
+        self, source: Tensor, target: Tensor | None, likely: Any
+    ) -> tuple[dict[str, list[str]], list[tuple[str, float]]]:
+        """Return the tokens by stack, and the likeliest next ones with their probabilities."""
+        by_stack = {"encoder": source, "decoder": source}
+        if target is not None:
+            by_stack |= {"decoder": target[:, :-1], "written": target[:, 1:]}
+        shown = {stack: x[0] for stack, x in by_stack.items()}
+        if likely is None:
+            return readable_tokens(self.tokenizer, shown), []
+        readable = readable_tokens(self.tokenizer, {**shown, "following": likely[1]})
+        return readable, list(zip(readable.pop("following"), likely[0].tolist(), strict=True))
 
 
-def _has_own_attention(model: nn.Module) -> bool:
+def has_own_attention(model: nn.Module) -> bool:
+    """Return whether a model of transformers computes attention itself."""
     from limelight.lens.hf.registration import part_with_own_attention
 
     return part_with_own_attention(model) is not None
 
 
-def _write_target(
-    model: Any, source: Tensor, ours: bool, positions: int | None, progress: Progress | None
+def write_target(
+    model: Any, source: Tensor, ours: bool, positions: int | None = None, progress: Progress | None = None
 ) -> Tensor | None:
     """Return the target that an encoder-decoder writes, or None for other models."""
     is_ours = isinstance(model, Seq2Seq)
@@ -252,8 +297,9 @@ def _reporting(steps: list[nn.Module], what: str, progress: Progress | None) -> 
         yield
 
 
-def _readable(tokenizer: Tokenizer, names: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return byte-level tokens decoded, with ``▁`` for a space; other tokens as they are."""
+def readable_tokens(tokenizer: Tokenizer, ids: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Return the tokens of each list of ids: byte-level ones decoded, with ``▁`` for a space, others as they are."""
+    names = {stack: [tokenizer.id_to_token(i) or str(i) for i in x.tolist()] for stack, x in ids.items()}
     if not any("Ġ" in token for tokens in names.values() for token in tokens):
         return names
 
@@ -265,29 +311,33 @@ def _readable(tokenizer: Tokenizer, names: dict[str, list[str]]) -> dict[str, li
     return {stack: [decoded(token) for token in tokens] for stack, tokens in names.items()}
 
 
-def _load_model(folder: Path) -> tuple[nn.Module, bool]:
-    """Return the model in a folder, and whether its architecture is one of limelight's own."""
+def load_model(folder: Path, predicts: bool = False) -> tuple[nn.Module, bool]:
+    """Return the model in a folder, and whether its architecture is one of limelight's own.
+
+    With ``predicts`` a decoder of transformers comes with the head that predicts the next token.
+    """
     config = read_config(folder)
     kind = config.get("model_type")
     if kind == "vit":
         raise ValueError(f"{folder} holds a {kind} model, which does not read text")
     if isinstance(kind, str) and kind in ARCHITECTURES:
         return models.load(folder), True
-    from limelight.lens.hf.loading import load_model
+    from limelight.lens.hf import loading
 
-    model = load_model(folder, config)
+    model = loading.load_model(folder, config, predicts)
     if getattr(model, "main_input_name", "input_ids") != "input_ids" or hasattr(model.config, "vision_config"):
         raise ValueError(f"{folder} holds a {kind} model, which does not read text alone")
     return model, False
 
 
-def _load_tokenizer(folder: Path) -> Tokenizer:
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Return the tokenizer in a folder, which neither cuts nor pads."""
     if (folder / "tokenizer.json").is_file():
         tokenizer = read_tokenizer(folder)
     elif any(file for pattern in ("vocab*", "*.model", "tokenizer*") for file in folder.glob(pattern)):
-        from limelight.lens.hf.loading import load_tokenizer
+        from limelight.lens.hf import loading
 
-        tokenizer = load_tokenizer(folder)
+        tokenizer = loading.load_tokenizer(folder)
     else:
         raise FileNotFoundError(f"{folder} has no tokenizer.json")
     tokenizer.no_truncation()
@@ -295,7 +345,7 @@ def _load_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _max_positions(model: nn.Module) -> int | None:
+def max_positions(model: nn.Module) -> int | None:
     """Return how many positions the model has learned embeddings for; None if it computes its positions."""
     configured = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     for name, module in model.named_modules():

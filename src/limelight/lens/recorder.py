@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 from limelight.backends import Int8Rows
 from limelight.core.biases import Bias
 from limelight.core.masks import Mask
-from limelight.functional import attention, weights
+from limelight.core.problem import AttentionSpec
+from limelight.lens.editing import Editor, Operands, Plan
 from limelight.lens.hf import arguments as hf_arguments
-from limelight.lens.record import Call, Record
+from limelight.lens.passes import Layer, Passes
+from limelight.lens.record import Call, Record, Values
 from limelight.matrix.base import Weights
 from limelight.nn.attention import MultiHeadAttention
 from limelight.nn.stack import Decoder, Encoder, Seq2Seq
@@ -27,62 +30,112 @@ _TARGET_IDS = ("target", *hf_arguments.TARGET_IDS)
 _CACHES = ("cache", *hf_arguments.CACHES)
 
 
+# The recorder of every module that is being watched or edited.
+recorders: WeakKeyDictionary[nn.Module, Recorder] = WeakKeyDictionary()
+
+
 class Recorder:
     """Records the attention calls that the modules of a model report.
 
     Args:
         model: the model; calls are recorded under the names of its modules.
-        is_wanted: takes the name of a module and returns whether its calls are recorded.
+        is_wanted: takes a layer and returns whether its calls are recorded.
         statistics: arguments of ``Weights.observe``; if given, their results are kept instead of q and k.
         limit: bytes that may be kept; later calls are counted in ``record.missed`` and dropped.
+        values: keep the values, and the gradient of the output, of each call.
+        edits: what to change in which layers.
 
     """
 
     def __init__(
         self,
         model: nn.Module,
-        is_wanted: Callable[[str], bool] = lambda name: True,
+        is_wanted: Callable[[Layer], bool] = lambda layer: True,
         statistics: dict[str, Any] | None = None,
         limit: float = float("inf"),
+        values: bool = False,
+        edits: Editor | None = None,
     ) -> None:
         self.model, self.is_wanted, self.statistics, self.limit = model, is_wanted, statistics, limit
+        self.values = values
+        self.editors = [] if edits is None else [edits]  # its own, and those of enclosing blocks
+        self.enclosing: list[Recorder] = []  # of blocks around its own, which see nothing of these calls
         self.record = Record()
         self.kept_bytes = 0
         self.ran: set[nn.Module] = set()
-        self._names = {module: name for name, module in model.named_modules()}
+        self._passes = Passes(model)
+        self._plans: dict[tuple[nn.Module, str, int], Plan | None] = {}
+        self._rows: dict[str, int] = {}  # the number of the first query's token in each stack's latest self-attention
+        self._names = self._passes.names
         self._cross_attending: set[nn.Module] = set()  # modules whose current call has a context
         self._phase = "prefill"
         self._ids: dict[str, Tensor] = {}  # token ids so far, by stack
         self._reported: set[str] = set()  # names of modules that reported a call, recorded or not
 
-    def add(self, module: nn.Module, found: Weights) -> None:
+    def add(self, module: nn.Module, found: Weights, layer: Layer | None = None, values: Values | None = None) -> None:
         """Record one attention call of a module."""
-        name = self._names[module]
-        self._reported.add(name)
+        layer = self._begin(module, found.shape)[0] if layer is None else layer
         if torch._C._current_graph_task_id() != -1:  # activation checkpointing runs it again in the backward pass
             return
-        *_, N, M = found.shape
-        kind = "cross" if module in self._cross_attending else "self"
-        if kind == "self":
-            self._phase = "prefill" if N == M else "decode"
-        if not self.is_wanted(name):
+        if not self.is_wanted(layer):
             return
         if self.kept_bytes >= self.limit:
             self.record.missed += 1
             return
         kept = found if self.statistics is None else found.observe(**self.statistics)
         self.kept_bytes += sum(x.untyped_storage().nbytes() for x in _tensors(kept))
-        stack = self._stack(name, module)
+        self.kept_bytes += 0 if values is None else values.v.untyped_storage().nbytes()
+        kind, stack = self._kind(module), self._stack(layer.module, module)
         call = Call(
-            name=name,
+            name=layer.name,
             kind=kind,
             stack=stack,
             phase=self._phase,
             seen=kept,
             shape=found.shape,
-            ids=self._key_ids(kind, stack, found.shape),
+            ids=self._key_ids(kind, stack, found),
+            values=values,
+            module=layer.module,
+            number=layer.number,
         )
         self.record.add(call)
+
+    def _kind(self, module: nn.Module) -> str:
+        return "cross" if module in self._cross_attending else "self"
+
+    def _begin(self, module: nn.Module, shape: tuple[int, ...]) -> tuple[Layer, int]:
+        """Notice an attention call; return its layer, and the number of the first query's token in its text."""
+        for recorder in (self, *self.enclosing):
+            if module in recorder._names:
+                recorder._reported.add(recorder._names[module])
+        *_, N, M = shape
+        kind = self._kind(module)
+        stack = self._stack(self._names[module], module)
+        if kind == "self":
+            self._phase = "prefill" if N == M else "decode"
+            self._rows[stack] = M - N
+        layer = self._passes.next(module, kind)
+        while self._passes.found_shared:
+            self.record.number_passes(*self._passes.found_shared.popitem())
+        return layer, self._rows.get(stack, 0) if kind == "cross" else M - N
+
+    def _plan(self, module: nn.Module, layer: Layer, heads: int) -> Plan | None:
+        """Return the edits of a layer, or None."""
+        if not self.editors:
+            return None
+        key = module, layer.name, heads
+        if key not in self._plans:
+            edits = [edit for editor in self.editors for edit in editor.of(module, layer)]
+            self._plans[key] = Plan(layer, edits, heads) if edits else None
+        return self._plans[key]
+
+    def edit_dense(self, module: nn.Module, found: Weights) -> Weights | None:
+        """Record dense weights that a module computed itself; return what they are edited to, or None."""
+        layer, first = self._begin(module, found.shape)
+        plan = self._plan(module, layer, found.shape[1])
+        edited = found if plan is None else Weights.from_dense(plan.run_dense(found.dense(), first))
+        self.add(module, edited, layer)
+        return None if plan is None else edited
 
     def attend(
         self,
@@ -98,21 +151,26 @@ class Recorder:
         softcap: float | None = None,
         sink: Tensor | None = None,
     ) -> Tensor:
-        """Compute the attention of a module and record it; statistics asked for later reuse what is computed here."""
-        if self.statistics is None:
+        """Compute the attention of a module, edited, and record it; later statistics reuse what is computed here."""
+        layer, first = self._begin(module, (*q.shape[:3], k.shape[2]))
+        kept = self.statistics is None and self.is_wanted(layer)
+        if kept:
             # A cache goes on writing into the memory of its keys, and statistics of contiguous rows are faster.
             k = k.clone(memory_format=torch.contiguous_format)
-        found = weights(q, k, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink)
-        if dropout:
-            out = attention(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout)
-        else:
-            out = found @ v
-        self.add(module, found)
-        return out
+        values = Values(v.clone() if kept else v) if self.values else None
+        spec = AttentionSpec(mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink)
+        call = Operands(q, k, v, spec, dropout, first, module)
+        plan = self._plan(module, layer, q.shape[1])
+        found, out = call.attend() if plan is None else plan.run(call)
+        if values is not None and out.requires_grad:
+            out.register_hook(values.keep_gradient)
+        self.add(module, found, layer, values)
+        return out if plan is None else plan.finish(out)
 
     def before_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Forward pre-hook of every module: notice cross-attention and the encoder's token ids."""
-        bound = _arguments(module, args, kwargs)
+        self._passes.begin(module)
+        bound = arguments_of(module, args, kwargs)
         if any(bound.get(name) is not None for name in _CONTEXTS):
             self._cross_attending.add(module)
         else:
@@ -124,8 +182,10 @@ class Recorder:
 
     def before_model(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Forward pre-hook of the whole model: keep track of the token ids of both stacks."""
+        if self.values:
+            self.record.run, self.record.editors = (model, args, kwargs), self.editors
         self.before_module(model, args, kwargs)
-        bound = _arguments(model, args, kwargs)
+        bound = arguments_of(model, args, kwargs)
         sources, targets = _token_ids(bound, _SOURCE_IDS), _token_ids(bound, _TARGET_IDS)
         if sources is not None:
             self._ids["encoder"] = sources
@@ -141,13 +201,16 @@ class Recorder:
 
     def unrecorded(self) -> list[str]:
         """Return the names of modules that ran, have "attention" in their class name and reported no call."""
-        covered = self._reported | {parent for name in self._reported for parent in _parents(name)}
+        covered = self._reported | {parent for name in self._reported for parent in ["", *_parents(name)]}
         names = [self._names[m] for m in self.ran if "attention" in type(m).__name__.lower()]
         return sorted(n for n in names if n not in covered and not any(p in self._reported for p in _parents(n)))
 
-    def _key_ids(self, kind: str, stack: str, shape: tuple[int, ...]) -> Tensor | None:
+    def _key_ids(self, kind: str, stack: str, found: Weights) -> Tensor | None:
         """Return the token ids of the keys; a cache may have dropped the first ones."""
-        ids, M = self._ids.get("encoder" if kind == "cross" else stack), shape[-1]
+        ids, shape = self._ids.get("encoder" if kind == "cross" else stack), found.shape
+        M = shape[-1]
+        if ids is not None and hasattr(found, "all_tokens"):  # each of several processes has a part of them
+            ids = found.all_tokens(ids)
         if ids is None or len(ids) != shape[0] or ids.shape[1] < M or (kind == "cross" and ids.shape[1] != M):
             return None
         return ids[:, ids.shape[1] - M :]
@@ -175,6 +238,7 @@ def recording(model: nn.Module, recorder: Recorder | None = None) -> Iterator[Re
     """
     recorder = Recorder(model) if recorder is None else recorder
     with ExitStack() as stack:
+        stack.enter_context(recorded_by(model, recorder))
         for module in model.modules():
             if isinstance(module, MultiHeadAttention):
                 stack.enter_context(_reporting(module, recorder))
@@ -183,6 +247,23 @@ def recording(model: nn.Module, recorder: Recorder | None = None) -> Iterator[Re
             hook = recorder.before_model if module is model else recorder.before_module
             stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield recorder.record
+
+
+@contextmanager
+def recorded_by(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Send the attention calls of a model's modules to a recorder, which takes over the edits of enclosing blocks."""
+    before = {module: recorders[module] for module in model.modules() if module in recorders}
+    recorder.enclosing = [x for outer in dict.fromkeys(before.values()) for x in (outer, *outer.enclosing)]
+    for outer in dict.fromkeys(before.values()):
+        recorder.editors = [*(x for x in outer.editors if x not in recorder.editors), *recorder.editors]
+    for module in model.modules():
+        recorders[module] = recorder
+    try:
+        yield
+    finally:
+        for module in model.modules():
+            recorders.pop(module, None)
+        recorders.update(before)
 
 
 @contextmanager
@@ -219,7 +300,7 @@ def _parents(name: str) -> list[str]:
     return [".".join(parts[:n]) for n in range(1, len(parts))]
 
 
-def _arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a forward call by name."""
     try:
         bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments

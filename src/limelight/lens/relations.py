@@ -33,7 +33,7 @@ def relation(
         pairs: pairs of positions, query first. A word of several tokens is a list of positions: as a key it receives
             the sum over its tokens, as a query it has the mean of their rows.
         kind: ``"self"``, or ``"cross"`` for pairs of a target and a source.
-        stack: ``"encoder"`` or ``"decoder"``; both unless given.
+        stack: ``"encoder"`` or ``"decoder"``; both unless given, and then every position must exist in both.
         batch: the batch element.
 
     Returns:
@@ -55,7 +55,8 @@ def relation(
     calls = [c for c in record.log if c.kind == kind and stack in (None, c.stack)]
     if not calls:
         raise ValueError(f"relation: there is no {stack or ''} {kind}-attention in this record".replace("  ", " "))
-    _check(wanted, calls, batch)
+    for found_stack in dict.fromkeys(call.stack for call in calls):
+        _check(wanted, [call for call in calls if call.stack == found_stack], batch)
     found = Relation()
     for name in dict.fromkeys(call.name for call in calls):
         found += _rank_module([call for call in calls if call.name == name], wanted, batch)
@@ -90,7 +91,10 @@ def _check(wanted: list[tuple[list[int], list[int]]], calls: list[Call], batch: 
     for side, most, what in ((0, queries, "query"), (1, keys, "key")):
         for pair in wanted:
             if not all(0 <= x < most for x in pair[side]):
-                raise ValueError(f"relation: {what} {pair[side]} of the pair {pair} is not within the {most} tokens")
+                raise ValueError(
+                    f"relation: {what} {pair[side]} of the pair {pair} is not within the {most} tokens of the "
+                    f"{calls[0].stack}; choose where to look with stack='encoder' or stack='decoder'"
+                )
 
 
 def _rank_module(calls: list[Call], wanted: list[tuple[list[int], list[int]]], batch: int) -> list[dict[str, Any]]:
@@ -110,7 +114,7 @@ def _rank_module(calls: list[Call], wanted: list[tuple[list[int], list[int]]], b
         chance = chance + len(keys) / visible
         count += 1
     call = calls[0]
-    head = {"module": call.name, "stack": call.stack, "kind": call.kind, "layer": call.layer}
+    head = {"module": call.module or call.name, "stack": call.stack, "kind": call.kind, "layer": call.layer}
     measures = {"weight": weight, "accuracy": strongest, "chance": chance}
     means = {name: (x / max(count, 1)).tolist() for name, x in measures.items()}
     return [

@@ -15,6 +15,12 @@ head:
   weight is ``self``;
 - ``similarity``: the mean cosine to the other heads of its layer.
 
+Of a record with values (``watch(model, values=True)``) there are two more:
+
+- ``value``: the mean of ``Σ_j a_ij ‖v_j‖``, the norms of the value vectors that a query's weights move;
+- ``attribution``: the sum of attention times its gradient, ``A ∘ (dO vᵀ)``, over all queries and keys, after a backward
+  pass: to first order, what the loss loses when the head is switched off.
+
 In cross-attention queries and keys belong to two texts, and the measures of position and of equal tokens are None.
 
 The label is the first whose rule holds; "equal" is what equal weights on all visible keys would give:
@@ -53,7 +59,7 @@ from limelight.lens.record import Call, Record
 from limelight.matrix.base import Weights
 from limelight.matrix.statistics.profile import Profile
 
-_NEAR = 8  # tokens on either side that count as near
+NEAR = 8  # tokens on either side that count as near
 _OCCURRENCES = 8  # earlier occurrences of a token that are looked at
 _SEPARATOR = re.compile(r"[.,;:!?…]+|\[SEP\]|</s>|<sep>|<eos>|<\|.*\|>")
 MEASURES = (
@@ -70,9 +76,11 @@ MEASURES = (
     "induction",
     "similarity",
 )
+VALUE_MEASURES = ("value", "attribution")  # of a record with values
 _COLUMN_TITLES = {
+    "attribution": "attr",
     "previous": "prev",
-    "near": f"±{_NEAR}",
+    "near": f"±{NEAR}",
     "separators": "sep",
     "distance": "dist",
     "duplicate": "dup",
@@ -106,16 +114,24 @@ class Heads(list[dict[str, Any]]):
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        from limelight.viz.notebook import table_html
+
+        names = [name for name in MEASURES if any(row[name] is not None for row in self)]
+        return table_html(self, ["module", "layer", "head", *names, "label"], "heads")
+
 
 def _table(family: str, rows: list[dict[str, Any]]) -> Table:
-    names = [name for name in MEASURES if rows[0][name] is not None]
+    names = [name for name in (*MEASURES, *VALUE_MEASURES) if rows[0].get(name) is not None]
     table = Table(title=family, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("layer", "head", *(_COLUMN_TITLES.get(name, name) for name in names)):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("label", no_wrap=True)
     layer = None
     for row in rows:
-        numbers = (f"{row[n]:.1f}" if n == "distance" else f"{row[n]:.2f}" for n in names)
+        numbers = (
+            f"{row[n]:.1f}" if n == "distance" else f"{row[n]:.{3 if n == 'attribution' else 2}f}" for n in names
+        )
         table.add_row("" if row["layer"] == layer else str(row["layer"]), str(row["head"]), *numbers, row["label"])
         layer = row["layer"]
     return table
@@ -140,8 +156,7 @@ def heads(
     if wrong := named.keys() - {"encoder", "decoder", "written"}:
         raise ValueError(f"heads: tokens has the key {sorted(wrong)[0]!r}; there are 'encoder' and 'decoder'")
     found = Heads()
-    latest: dict[str, Tensor] = {}  # which queries are not padding, in the latest self-attention of each stack
-    real = {id(call): _real_queries(call, latest) for call in record.log}
+    real = real_queries(record)
     for name in progress(list(record)):
         sums = _Sums()
         for call in record.log:
@@ -151,22 +166,28 @@ def heads(
     return found
 
 
+def real_queries(record: Record) -> dict[int, Tensor]:
+    """Return which queries ``(B, N)`` of each call, by its ``id``, are not padding."""
+    latest: dict[str, Tensor] = {}  # in the latest self-attention of each stack
+    return {id(call): _real_queries(call, latest) for call in record.log}
+
+
 def _real_queries(call: Call, latest: dict[str, Tensor]) -> Tensor:
     """Return which queries ``(B, N)`` are not padding: those that may attend to themselves."""
     B, _, N, M = call.shape
     if call.kind == "self":
-        latest[call.stack] = _attends_to_itself(call.weights.mask, N, M).expand(B, N)
+        latest[call.stack] = attends_to_itself(call.weights.mask, N, M).expand(B, N)
     known = latest.get(call.stack)
     return known if known is not None and known.shape == (B, N) else torch.ones(B, N, dtype=torch.bool)
 
 
-def _attends_to_itself(mask: Mask | None, N: int, M: int) -> Tensor:
+def attends_to_itself(mask: Mask | None, N: int, M: int) -> Tensor:
     i = torch.arange(N)[:, None]
     seen = torch.ones(1, N, dtype=torch.bool) if mask is None else mask.allows(i, i + (M - N), N, M) & (i + M >= N)
     return seen.cpu().reshape(-1, N) if seen.ndim < 3 else seen[:, 0].cpu().reshape(-1, N)
 
 
-def _visible(mask: Mask | None, N: int, M: int) -> Tensor:
+def visible_keys(mask: Mask | None, N: int, M: int) -> Tensor:
     """Return how many keys each query may attend to, ``(batch or 1, N)``."""
     spans, dense = (None, None) if mask is None else mask.lower(N, M)
     if dense is not None:
@@ -197,7 +218,7 @@ class _Sums:
         B, self.heads, N, M = A.shape
         if not bool(real.all()):
             rows = Spans(torch.stack([torch.zeros_like(real), real * M], -1)[:, :, None].int())
-            A = A.changed(mask=rows if A.mask is None else A.mask & rows)
+            A = A.restricted(rows)
         own = call.kind == "self"
         with torch.no_grad():
             seen = A.observe(
@@ -205,15 +226,17 @@ class _Sums:
                 received=True,
                 similarity=self.heads > 1,
                 distance=own,
-                profile=_NEAR if own else None,
+                profile=NEAR if own else None,
             )
-            visible = _visible(A.mask, N, M).expand(B, N).double() * real
+            visible = visible_keys(A.mask, N, M).expand(B, N).double() * real
             self._add_rows("entropy", seen.entropy, real)
             self._add_rows("possible", visible.clamp(min=1).log()[:, None].expand(B, self.heads, N), real)
             self._add_columns(A, seen.received, real, visible, tokens)
             if seen.similarity is not None:
                 others = (seen.similarity.sum(-1) - seen.similarity.diagonal(dim1=-2, dim2=-1)) / (self.heads - 1)
                 self._add("similarity", (others * real.sum(1)[:, None]).sum(0), float(real.sum()))
+            if call.values is not None:
+                self._add_values(A, call, real)
             if own:
                 self._add_rows("distance", seen.distance, real)
                 self._add_positions(A, seen.profile, real, visible)
@@ -229,6 +252,13 @@ class _Sums:
         assert by_query is not None
         self._add(name, (by_query * real[:, None]).sum((0, 2)), float(real.sum()))
 
+    def _add_values(self, A: Weights, call: Call, real: Tensor) -> None:
+        """Add the norms of the values that the weights move, and attention times its gradient."""
+        norms = call.v.to(A.dtype).norm(dim=-1, keepdim=True)
+        self._add_rows("value", (A @ norms)[..., 0], real)
+        if call.values is not None and call.values.dout is not None:
+            self._add("attribution", call.attribution().sums().sum((0, 2)), 0.0)  # a sum, not a mean
+
     def _add_columns(
         self, A: Weights, received: Tensor | None, real: Tensor, visible: Tensor, tokens: Tokens | None
     ) -> None:
@@ -239,7 +269,7 @@ class _Sums:
         share = (1 / visible.clamp(min=1) * real).sum(
             1
         )  # what a key that is visible to all would receive from equal weights
-        first = self._first_token(_first_visible(A.mask, N, M, real), N, M)
+        first = self._first_token(first_visible(A.mask, N, M, real), N, M)
         there = received.gather(2, first.clamp(min=0)[:, None, None].expand(B, H, 1)) * (first >= 0)[:, None, None]
         self._add("first", there.sum((0, 2)), rows, float(share.sum()))
         if tokens is not None:
@@ -260,12 +290,12 @@ class _Sums:
     def _add_positions(self, A: Weights, profile: Tensor | None, real: Tensor, visible: Tensor) -> None:
         assert profile is not None
         N, M = A.shape[-2:]
-        sums = (profile.double() * Profile(_NEAR).counts(N, M, profile.device)).sum(0)  # (H, distances)
+        sums = (profile.double() * Profile(NEAR).counts(N, M, profile.device)).sum(0)  # (H, distances)
         rows = float(real.sum())
         for name, at in (("previous", -1), ("self", 0), ("next", 1)):
-            self._add(name, sums[:, _NEAR + at], rows)
-        window = Window(_NEAR) if A.mask is None else A.mask & Window(_NEAR)
-        near = _visible(window, N, M).expand(real.shape).double()
+            self._add(name, sums[:, NEAR + at], rows)
+        window = Window(NEAR) if A.mask is None else A.mask & Window(NEAR)
+        near = visible_keys(window, N, M).expand(real.shape).double()
         self._add("near", sums.sum(1), rows, float((near / visible.clamp(min=1) * real).sum()))
 
     def _add_repeats(self, A: Weights, call: Call, real: Tensor, visible: Tensor) -> None:
@@ -275,7 +305,7 @@ class _Sums:
             keys = torch.nn.functional.pad(
                 real[b], (M - N, 0), value=True
             )  # those before the queries come from a cache
-            later, earlier = _occurrences(call.ids[b].cpu(), keys.cpu())
+            later, earlier = occurrences(call.ids[b].cpu(), keys.cpu())
             both = call.stack == "encoder"
             i, j = (torch.cat([later, earlier]), torch.cat([earlier, later])) if both else (later, earlier)
             self._add_pairs("duplicate", A, b, i, j, visible)
@@ -301,13 +331,15 @@ class _Sums:
             mean["spread"] = mean["entropy"] / mean["possible"] if mean["possible"] else 0.0
             equal = {name: x / max(self.count[name], 1.0) for name, x in self.equal.items()}
             row: dict[str, Any] = {
-                "module": self.call.name,
+                "module": self.call.module or self.call.name,
                 "stack": self.call.stack,
                 "kind": self.call.kind,
                 "layer": self.call.layer,
                 "head": head,
             }
             row |= {name: mean.get(name) for name in MEASURES}
+            if "value" in mean:
+                row |= {name: mean.get(name) for name in VALUE_MEASURES}
             row["label"] = _label(row, equal, self.count)
             rows.append(row)
         return rows
@@ -334,7 +366,7 @@ def _label(row: Mapping[str, Any], equal: Mapping[str, float], count: Mapping[st
     return next((name for name, holds in rules if holds), "mixed")
 
 
-def _first_visible(mask: Mask | None, N: int, M: int, real: Tensor) -> Tensor:
+def first_visible(mask: Mask | None, N: int, M: int, real: Tensor) -> Tensor:
     """Return the first key ``(B,)`` that any query may attend to."""
     spans, dense = (None, None) if mask is None else mask.lower(N, M)
     if mask is not None and dense is not None:
@@ -365,7 +397,7 @@ def _separators(tokens: Tokens, B: int, M: int) -> Tensor:
     return marks
 
 
-def _occurrences(ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+def occurrences(ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     """Return the positions of pairs of equal tokens, the later and the earlier, at most ``_OCCURRENCES`` apart."""
     place = real.nonzero()[:, 0]
     place = place[torch.argsort(ids[place], stable=True)]  # equal tokens side by side, in their order

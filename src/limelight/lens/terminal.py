@@ -17,6 +17,8 @@ from limelight.lens import strict_json
 from limelight.lens.reading import Link, Reading
 from limelight.lens.record import Call
 from limelight.lens.report import Heads
+from limelight.lens.sizes import MEANINGS
+from limelight.lens.word import print_word, word_as_dicts
 from limelight.viz.characters import short
 from limelight.viz.tables import messages_console, wide_console
 from limelight.viz.text import printable
@@ -52,19 +54,22 @@ def look(
     reading: Reading,
     layer: int | None,
     head: int | None,
+    word: str | None,
     top: int,
     temperature: float | None,
     html: str | None,
     as_json: bool,
     save_page: Callable[..., None],
 ) -> None:
-    """Print the report on heads, the strongest links and a heatmap of one head; write the page."""
+    """Print the report on heads, the strongest links and a heatmap of one head, or one word; write the page."""
     messages = messages_console()
     if reading.left_out:
         read = len(reading.tokens["encoder"])
         messages.print(f"The model has positions for {read} tokens; {reading.left_out} are left out.", style="yellow")
     everything = reading if temperature is None else reading.changed(temperature=temperature)
     selected = everything.only(layer)
+    if word is not None and not as_json and not html:
+        return print_word(selected, word, wide_console())
     explicit = head is not None
     progress = _progress_bars(messages, max(map(len, reading.tokens.values())))
     call, head = selected.most_telling(head, progress("links"))
@@ -82,7 +87,10 @@ def look(
             messages.print(printable(f"{html} has every layer and head."))
     finally:
         if as_json:
-            print(strict_json.dumps(_as_dict(selected, rows, links, call, head)))
+            found = _as_dict(selected, rows, links, call, head)
+            print(strict_json.dumps(found if word is None else {**found, "word": word_as_dicts(selected, word)}))
+        elif word is not None:
+            print_word(selected, word, wide_console())
         else:
             title = f"strongest links of {call.name}, head {head}" if explicit else _LINKS_TITLE
             _draw(selected, rows, _links_table(title, selected, links), call, head)
@@ -93,11 +101,18 @@ def _draw(reading: Reading, rows: Heads, links: Table, call: Call, head: int) ->
     if reading.wrote:
         console.print(printable(f"{reading.model} writes: {reading.wrote}"))
         console.print()
+    _print_sizes(reading, console)
     console.print(rows)
     console.print(links)
     queries, keys = reading.names(call)
     console.print(f"{call.name}, layer {call.layer}", style="bold")
     call.weights.show(queries, keys, head=head, on=console)
+
+
+def _print_sizes(reading: Reading, console: Console) -> None:
+    """Print the model's sizes with what each means."""
+    for name, size in reading.sizes.items():
+        console.print(f"{name:>8} = {size:<6} {MEANINGS[name]}")
 
 
 def _progress_bars(console: Console, tokens: int) -> Callable[[str], Callable[[Iterable[Any]], Any]]:
@@ -142,6 +157,7 @@ def _as_dict(reading: Reading, report: Heads, links: list[Link], call: Call, hea
     return {
         "model": reading.model,
         **({"wrote": reading.wrote} if reading.wrote else {}),
+        "sizes": reading.sizes,
         "tokens": {stack: tokens for stack, tokens in reading.tokens.items() if stack in stacks},
         "heads": report,
         "links": [_link_as_dict(reading, link) for link in links],

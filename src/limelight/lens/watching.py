@@ -5,15 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from fnmatch import fnmatchcase
 from threading import Lock
 from typing import Any
 
 import torch
 from torch import nn
 
+from limelight.lens.editing import Editor
+from limelight.lens.edits import Edit
 from limelight.lens.hf.arguments import is_transformers_model
-from limelight.lens.record import Record, layer_number
+from limelight.lens.passes import Layer, Passes
+from limelight.lens.record import Record
 from limelight.lens.recorder import Recorder, recording
 from limelight.matrix.statistics import STATISTICS
 from limelight.nn import MultiHeadAttention
@@ -26,6 +28,8 @@ def watch(
     keep: Sequence[str] | Mapping[str, Any] | None = None,
     limit: float = 2.0,
     dense: bool = False,
+    values: bool = False,
+    edits: Mapping[int | str, Edit] | None = None,
 ) -> AbstractContextManager[Record]:
     """Record the ``Weights`` of every attention call of a model; the model runs at full speed.
 
@@ -41,6 +45,9 @@ def watch(
         limit: GiB that may be kept; later calls are dropped, with a warning.
         dense: for models that compute attention themselves: read the dense weights that they compute, in the time and
             memory that this takes them.
+        values: also keep the values of each call, and the gradient of its output after a backward pass.
+        edits: changes to the attention of some layers, as ``limelight.edit`` takes them; the record shows what the
+            edited model attends to.
 
     >>> import torch, limelight as ll
     >>> model = ll.nn.Encoder([ll.nn.Block(ll.nn.MultiHeadAttention(32, 4), ll.nn.FeedForward(32, 64))])
@@ -57,10 +64,50 @@ def watch(
         raise TypeError(f"watch: model must be a torch.nn.Module, not {type(model).__name__}")
     if not limit > 0:
         raise ValueError(f"watch: limit = {limit} must be above 0; it is in GiB")
+    if values and keep is not None:
+        raise ValueError("watch: values=True keeps the values beside the weights, and keep=… keeps statistics alone")
     recorder = Recorder(
-        model, is_wanted=_layer_filter(model, layers), statistics=_statistics(keep), limit=limit * 2**30
+        model,
+        is_wanted=_layer_filter(model, layers),
+        statistics=_statistics(keep),
+        limit=limit * 2**30,
+        values=values,
+        edits=None if edits is None else Editor(model, edits),
     )
-    return _watching(model, recorder, dense=dense, all_layers=layers is None)
+    return watch_with(model, recorder, dense=dense, all_layers=layers is None)
+
+
+def edit(model: nn.Module, edits: Mapping[int | str, Edit], *, dense: bool = False) -> AbstractContextManager[None]:
+    """Change the attention of some layers of a model inside a ``with`` block, without recording it.
+
+    Outside the block, also after an exception, the model is exactly as before.
+
+    Args:
+        model: any model that ``watch`` can record.
+        edits: edits of ``limelight.lens`` by layer: a number, or a pattern of module names such as ``"decoder.*"``.
+        dense: for models that compute attention themselves, as in ``watch``.
+
+    >>> import torch, limelight as ll
+    >>> from limelight.lens import Knockout, Off
+    >>> layer = ll.nn.MultiHeadAttention(32, 4, bias=False)
+    >>> x = torch.randn(1, 5, 32)
+    >>> with ll.edit(layer, {"*": Off([0, 1]) + Knockout(~ll.Window(1), heads=2)}):
+    ...     y = layer(x)
+    >>> with ll.edit(layer, {"*": Off()}):
+    ...     bool((layer(x) == 0).all())
+    True
+
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"edit: model must be a torch.nn.Module, not {type(model).__name__}")
+    recorder = Recorder(model, is_wanted=lambda layer: False, edits=Editor(model, edits))
+    return _editing(model, recorder, dense)
+
+
+@contextmanager
+def _editing(model: nn.Module, recorder: Recorder, dense: bool) -> Iterator[None]:
+    with watch_with(model, recorder, dense=dense, all_layers=False):
+        yield
 
 
 def _statistics(keep: Sequence[str] | Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -79,34 +126,32 @@ def _statistics(keep: Sequence[str] | Mapping[str, Any] | None) -> dict[str, Any
     return wanted
 
 
-def _layer_filter(model: nn.Module, layers: Iterable[int | str] | None) -> Callable[[str], bool]:
-    """Return the predicate on module names that ``layers`` stands for."""
+def _layer_filter(model: nn.Module, layers: Iterable[int | str] | None) -> Callable[[Layer], bool]:
+    """Return the predicate on layers that ``layers`` stands for."""
     if layers is None:
-        return lambda name: True
+        return lambda layer: True
     wanted = [layers] if isinstance(layers, (int, str)) else list(layers)
-
-    def is_wanted(name: str) -> bool:
-        number = layer_number(name)
-        return any(number == x if isinstance(x, int) else fnmatchcase(name, x) for x in wanted)
-
-    if not any(is_wanted(name) for name, _ in model.named_modules()):
+    passes = Passes(model)
+    if not any(passes.possible(x) for x in wanted):
         raise ValueError(f"watch: layers = {wanted} match no module of this {type(model).__name__}")
-    return is_wanted
+    return lambda layer: any(layer.matches(x) for x in wanted)
 
 
 @contextmanager
-def _watching(model: nn.Module, recorder: Recorder, *, dense: bool, all_layers: bool) -> Iterator[Record]:
+def watch_with(
+    model: nn.Module, recorder: Recorder, *, dense: bool = False, all_layers: bool = False
+) -> Iterator[Record]:
+    """Send all attention calls of a model to a recorder inside a ``with`` block."""
     with ExitStack() as stack:
         if dense:
             from limelight.lens.eager import intercept_attention
 
-            stack.enter_context(intercept_attention(model, recorder.add))
+            stack.enter_context(intercept_attention(model, recorder))
         elif is_transformers_model(model):
             from limelight.lens.hf import registration
 
             registration.refuse_own_attention(model)
             stack.enter_context(registration.using_implementation(model))
-            stack.enter_context(registration.recorded_by(model, recorder))
         elif not any(isinstance(module, MultiHeadAttention) for module in model.modules()):
             raise ValueError(
                 f"watch: {type(model).__name__} is neither a model of transformers nor made of limelight's layers; "
@@ -121,6 +166,11 @@ def _watching(model: nn.Module, recorder: Recorder, *, dense: bool, all_layers: 
 def _warn_of_gaps(model: nn.Module, recorder: Recorder, all_layers: bool) -> None:
     """Warn of attention that ran and is not in the record."""
     record = recorder.record
+    for editor in recorder.editors:
+        unused = [key for key in editor.edits if key not in editor.used]
+        if recorder.ran and unused and editor.names.get(recorder.model) == "":
+            shown = ", ".join(map(repr, unused))
+            warnings.warn(f"edits: layer {shown} matched no attention call, so nothing was edited there", stacklevel=4)
     if names := recorder.unrecorded():
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         warnings.warn(f"watch: {shown} ran, but limelight could not record what they attend to", stacklevel=4)

@@ -14,9 +14,11 @@ from limelight.core.checks import DTYPES
 from limelight.core.masks import Mask
 from limelight.core.problem import batched
 from limelight.core.tracing import has_subclass, is_traced
+from limelight.matrix.attribution import Attribution
+from limelight.matrix.by_value import value_norms
 from limelight.matrix.indexing import check_index, places
 from limelight.matrix.observation import Observation
-from limelight.matrix.showing import draw_small, show
+from limelight.matrix.showing import draw_html, draw_small, show
 from limelight.matrix.statistics import STATISTICS, cover, distance, entropy, mass, pool, profile, received, similarity
 from limelight.matrix.statistics import max as max_statistic
 from limelight.matrix.statistics import top as top_statistic
@@ -126,6 +128,29 @@ class Weights:
         """
         raise NotImplementedError
 
+    def part(
+        self, heads: Sequence[int] | None = None, queries: range | None = None, keys: int | None = None
+    ) -> Weights:
+        """Some heads, consecutive queries and the first ``keys`` keys, of all batch elements, as lazy as before.
+
+        Masks and biases keep speaking of the queries and keys of the whole matrix; weights of keys that are left out
+        are given to the others.
+
+        >>> import torch, limelight as ll
+        >>> A = ll.weights(torch.randn(2, 4, 9, 8), torch.randn(2, 2, 9, 8), mask=ll.Causal())
+        >>> A.part([0, 3], range(2, 5), 5).shape
+        (2, 2, 3, 5)
+        """
+        raise NotImplementedError
+
+    def expand(self, batch: int) -> Weights:
+        """The matrix of one batch element for each of ``batch`` elements; nothing is copied."""
+        raise NotImplementedError
+
+    def restricted(self, mask: Mask) -> Weights:
+        """The same matrix with a further mask: ``changed(mask=self.mask & mask)``."""
+        return self.changed(mask=mask if self.mask is None else self.mask & mask)
+
     def _place(self, batch: int | tuple[int, ...], head: int | None) -> tuple[int, int | None]:
         """The number of a batch element among all, and of a head, in range."""
         *lead, H, _, _ = self.shape
@@ -140,6 +165,43 @@ class Weights:
     def batched(self) -> Weights:
         """The same matrix with exactly one batch axis, ``(batch, heads, queries, keys)``."""
         raise NotImplementedError
+
+    def by_value(self, v: Tensor, W_O: Tensor | None = None) -> Weights:
+        """``a_ij ‖v_j‖ / Σ_j a_ij ‖v_j‖``: the weights times the norm of the value vector that each moves.
+
+        It is softmax again, with ``temperature · log ‖v_j‖`` added to the logits of key j and without a sink, so it is
+        a ``Weights`` with every statistic.
+
+        Args:
+            v: the values ``(…, Hkv, keys, width)``.
+            W_O: the projection of the output, ``(heads · width, model width)``; if given, ``‖v_j W_O‖`` of each head is
+                used. That of an ``nn.Linear`` is ``linear.weight.T``.
+
+        >>> import torch, limelight as ll
+        >>> A = ll.weights(torch.zeros(1, 1, 4), torch.zeros(1, 3, 4))
+        >>> A.by_value(torch.tensor([[[3.0, 4.0], [0.0, 5.0], [0.0, 0.0]]])).dense()
+        tensor([[[0.5000, 0.5000, 0.0000]]])
+
+        """
+        *lead, H, _, M = self.shape
+        if not isinstance(v, Tensor) or v.ndim != self.ndim or list(v.shape[:-3]) != lead or v.shape[-2] != M:
+            got = tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__
+            raise ValueError(f"by_value: v {got} does not fit weights {self.shape}: it must be (…, heads, {M}, width)")
+        return self._times_columns(value_norms(v, H, W_O))
+
+    def _times_columns(self, factors: Tensor) -> Weights:
+        """The matrix times ``factors (B, H, keys)`` of each column, normalised by row."""
+        raise NotImplementedError
+
+    def attribution(self, v: Tensor, dout: Tensor) -> Attribution:
+        """``A ∘ (dO vᵀ)``: attention times its gradient, for the gradient ``dout`` of a loss by the output ``A v``.
+
+        >>> import torch, limelight as ll
+        >>> A = ll.weights(torch.randn(2, 5, 8), torch.randn(2, 5, 8))
+        >>> A.attribution(torch.randn(2, 5, 3), torch.randn(2, 5, 3)).received().shape
+        torch.Size([2, 5])
+        """
+        return Attribution(self, v, dout)
 
     @property
     def T(self) -> Transposed:
@@ -183,7 +245,7 @@ class Weights:
 
         Each is asked for by the name of its method: ``entropy=True``, ``received=True``, ``distance=True``,
         ``similarity=True``, ``max=True``, ``top=k``, ``mass=mask``, ``profile=radius``, ``cover=share`` and
-        ``pool=(rows, cols)``, where ``reduce`` is ``"mean"`` or ``"max"``.
+        ``pool=(rows, cols)`` or ``pool=cell`` (the side of a cell), where ``reduce`` is ``"mean"`` or ``"max"``.
 
         >>> import torch, limelight as ll
         >>> A = ll.weights(torch.randn(2, 100, 8), torch.randn(2, 100, 8))
@@ -194,7 +256,8 @@ class Weights:
         if unknown := asked.keys() - STATISTICS.keys():
             raise TypeError(f"observe: there is no statistic {min(unknown)!r}; there are {', '.join(STATISTICS)}")
         if reduce is not None and asked.get("pool") is not None:
-            asked["pool"] = (*tuple(asked["pool"])[:2], reduce)
+            size = asked["pool"]
+            asked["pool"] = (*(tuple(size)[:2] if isinstance(size, (tuple, list)) else (size,)), reduce)
         statistics = {name: STATISTICS[name].asked(self, value) for name, value in asked.items()}
         wanted = {name: statistic for name, statistic in statistics.items() if statistic is not None}
         results = self._compute(list(wanted.values()))
@@ -209,6 +272,7 @@ class Weights:
         batch: int | tuple[int, ...] = 0,
         reduce: str = "mean",
         on: Any = "terminal",
+        numbers: bool = False,
     ) -> Any:
         """Draw it as a heatmap, queries down and keys across, with tokens on the axes.
 
@@ -222,6 +286,7 @@ class Weights:
             reduce: ``"mean"`` or ``"max"``, where it is pooled.
             on: ``"terminal"``, a ``rich`` console, ``"figure"`` (a new figure of matplotlib, which is returned) or the
                 axes of one.
+            numbers: write the weights into the cells, of up to 24 queries and keys.
 
         >>> import torch, limelight as ll
         >>> A = ll.weights(2 * torch.eye(3)[None], torch.eye(3)[None], mask=ll.Causal())
@@ -237,7 +302,7 @@ class Weights:
         <BLANKLINE>
 
         """
-        return show(self, tokens, keys, head=head, batch=batch, reduce=reduce, on=on)
+        return show(self, tokens, keys, head=head, batch=batch, reduce=reduce, on=on, numbers=numbers)
 
     def tensors(self) -> list[Tensor]:
         """The tensors that it is made of and a gradient may flow to."""
@@ -255,11 +320,18 @@ class Weights:
     def __getattr__(self, name: str) -> Any:
         if name in _HINTS:
             raise AttributeError(f"Weights has no {name}(): {_HINTS[name]}")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        more = "; A.dense() is the matrix as a tensor, where it is small enough" if hasattr(Tensor, name) else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{more}")
 
     def __repr__(self) -> str:
-        unknown = is_traced() or self.device.type == "meta" or has_subclass(*self.tensors())
-        return self._described() + ("" if unknown else draw_small(self))
+        return self._described() + ("" if self._is_abstract() else draw_small(self))
+
+    def _repr_html_(self) -> str | None:
+        return None if self._is_abstract() else draw_html(self, self._described())
+
+    def _is_abstract(self) -> bool:
+        """Return True where there are no numbers to look at: while tracing, and for tensors that stand for others."""
+        return is_traced() or self.device.type == "meta" or has_subclass(*self.tensors())
 
     def _described(self) -> str:
         """The constructor-like first line of ``repr``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from limelight.backends import Statistic, WeightsBlock, grouped_matmul, statistics_of_blocks
 from limelight.core.checks import DTYPES
 from limelight.core.masks import Dense, Mask
+from limelight.core.parts import take
 from limelight.core.problem import batched
 from limelight.matrix.base import Weights
 from limelight.matrix.indexing import places
@@ -62,6 +64,24 @@ class DenseWeights(Weights):
         b, h = self._place(batch, head)
         part = batched(self._matrix)[b]
         return DenseWeights(part if h is None else part[h][None])
+
+    def part(
+        self, heads: Sequence[int] | None = None, queries: range | None = None, keys: int | None = None
+    ) -> Weights:
+        """Some heads, consecutive queries and the first keys."""
+        part = take(self._matrix, heads, -3)
+        part = part if queries is None else part[..., queries.start : queries.stop, :]
+        return DenseWeights(part if keys is None else part[..., :keys])
+
+    def expand(self, batch: int) -> Weights:
+        """The matrix of one batch element for each of several."""
+        return DenseWeights(batched(self._matrix).expand(batch, *self.shape[-3:]))
+
+    def _times_columns(self, factors: Tensor) -> Weights:
+        """The matrix times factors of each column, normalised by row."""
+        a = batched(self._matrix).to(self.dtype) * factors.to(self.dtype)[:, :, None]
+        total = a.sum(-1, keepdim=True)
+        return DenseWeights((a / torch.where(total == 0, 1.0, total)).reshape(self.shape))
 
     def batched(self) -> Weights:
         """The same matrix with exactly one batch axis."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from limelight.backends import (
     Normalisers,
+    SharedBackward,
     Statistic,
     attention_with_normalisers,
     dense_weights,
@@ -18,7 +20,9 @@ from limelight.backends import (
     runs_natively,
     statistics,
 )
+from limelight.core.biases import DenseBias
 from limelight.core.masks import Mask
+from limelight.core.parts import key_heads, part_of, take
 from limelight.core.problem import AttentionSpec, LoweredSpec, Problem, raise_spec
 from limelight.core.tracing import is_traced
 from limelight.matrix.base import Weights
@@ -30,12 +34,14 @@ _COARSE = 2.0**10  # a log-sum-exp of float32 beyond this has too few digits to 
 class LazyWeights(Weights):
     """``softmax((softcap(scale · q kᵀ) + bias) / temperature)`` of queries and keys."""
 
-    __slots__ = ("_kept", "_problem")
+    __slots__ = ("_kept", "_problem", "_shared")
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         # The normalisers of the rows once they are found, and the versions of the tensors they were found for.
         self._kept: tuple[Normalisers, list[int]] | None = None
+        # The backward pass of the last product with values, which statistics can share.
+        self._shared: SharedBackward | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -68,29 +74,67 @@ class LazyWeights(Weights):
 
     def select(self, batch: int | tuple[int, ...] = 0, head: int | None = None) -> Weights:
         """One batch element, and one head unless that is None, as lazy as before."""
-        p = self._problem
         b, h = self._place(batch, head)
-        group = p.sizes.Hq // p.sizes.Hkv
-        heads = slice(None) if h is None else slice(h, h + 1)
-        key_heads = slice(None) if h is None else slice(h // group, h // group + 1)
-        lowered = _select_spec(p.lower(), b, heads, p.sizes.B, p.sizes.Hq)
-        chosen = LazyWeights(raise_spec(p.q[b, heads], p.k[b, key_heads], lowered))
+        heads = None if h is None else [h]
         known = self._known()
+        q, k, lowered = self._parts_of([b], heads)
+        chosen = LazyWeights(raise_spec(q[0], k[0], lowered))
         if known is not None:
-            part = Normalisers(known.lse[b : b + 1, heads], known.scaled[:, b : b + 1, heads])
+            at = slice(None) if h is None else slice(h, h + 1)
+            part = Normalisers(known.lse[b : b + 1, at], known.scaled[:, b : b + 1, at])
             chosen._keep(Normalisers(*(x.contiguous() for x in part)))
         return chosen
+
+    def part(
+        self, heads: Sequence[int] | None = None, queries: range | None = None, keys: int | None = None
+    ) -> Weights:
+        """Some heads, consecutive queries and the first keys, as lazy as before."""
+        p = self._problem
+        has_heads = any(x is not None and x.lead()[1] > 1 for x in (p.mask, p.bias))
+        if queries is None and keys is None and not has_heads:
+            q, k = take(p.q, heads, 1), take(p.k, key_heads(heads, p.sizes.Hq // p.sizes.Hkv), 1)
+            sink = p.sink if p.sink is None else take(p.sink, heads, 0)
+            return LazyWeights(Problem(self._with_lead(q), self._with_lead(k), p.spec._replace(sink=sink)))
+        q, k, lowered = self._parts_of(None, heads, queries, keys)
+        return LazyWeights(raise_spec(self._with_lead(q), self._with_lead(k), lowered))
+
+    def expand(self, batch: int) -> Weights:
+        """The matrix of one batch element for each of several."""
+        p = self._problem
+        q, k = (x.expand(batch, *x.shape[1:]) for x in (p.q, p.k))
+        return LazyWeights(Problem(q, k, p.spec))
+
+    def _times_columns(self, factors: Tensor) -> Weights:
+        """The matrix times factors of each column, normalised by row: a bias of temperature · log(factor)."""
+        p = self._problem
+        added = DenseBias((p.temperature * factors.to(p.compute_dtype).log())[:, :, None])
+        return self.changed(bias=added if p.bias is None else p.bias + added, sink=None)
+
+    def _parts_of(
+        self,
+        batch: list[int] | None,
+        heads: Sequence[int] | None,
+        queries: range | None = None,
+        keys: int | None = None,
+    ) -> tuple[Tensor, Tensor, LoweredSpec]:
+        """The queries, keys and lowered specification of a part."""
+        p = self._problem
+        lowered = part_of(p.lower(), p.sizes, batch=batch, heads=heads, queries=queries, keys=keys)
+        q = take(take(p.q, batch, 0), heads, 1)
+        k = take(take(p.k, batch, 0), key_heads(heads, p.sizes.Hq // p.sizes.Hkv), 1)
+        q = q if queries is None else q[:, :, queries.start : queries.stop]
+        return q, k if keys is None else k[:, :, :keys], lowered
 
     def batched(self) -> Weights:
         """The same matrix with exactly one batch axis."""
         p = self._problem
         found = LazyWeights(Problem(p.q, p.k, p.spec))
-        found._kept = self._kept
+        found._kept, found._shared = self._kept, self._shared
         return found
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """Attention: ``A v`` in one streaming pass, which keeps the normalisers of the rows for later statistics."""
-        out, found = attention_with_normalisers(self._problem, self._problem.check_values(v))
+        out, found, self._shared = attention_with_normalisers(self._problem, self._problem.check_values(v))
         if found is not None:
             self._keep(found)
         return self._with_lead(out)
@@ -121,7 +165,8 @@ class LazyWeights(Weights):
         return f"Weights({', '.join(parts)})"
 
     def _compute_batched(self, asked: list[Statistic]) -> list[Any]:
-        results, found = statistics(self._problem, asked, self._known())
+        known = self._known()
+        results, found = statistics(self._problem, asked, known, None if known is None else self._shared)
         if found is not None:
             self._keep(found)
         return results
@@ -193,23 +238,3 @@ class LazyWeights(Weights):
 
 def _is_coarse(lse: Tensor) -> bool:
     return not is_traced() and bool((lse.isfinite() & (lse.abs() > _COARSE)).any())
-
-
-def _select_spec(lowered: LoweredSpec, batch: int, heads: slice, B: int, H: int) -> LoweredSpec:
-    """The part of a lowered specification that belongs to one batch element and some heads."""
-
-    def by_batch_and_head(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.expand(B, H, *x.shape[-2:])[batch : batch + 1, heads]
-
-    def by_head(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.expand(H, *x.shape[1:])[heads]
-
-    spans = lowered.spans
-    return lowered._replace(
-        spans=None if spans is None else spans[batch : batch + 1] if spans.shape[0] > 1 else spans,
-        mask=by_batch_and_head(lowered.mask),
-        bias=by_batch_and_head(lowered.bias),
-        slopes=by_head(lowered.slopes),
-        offsets=by_head(lowered.offsets),
-        sink=by_head(lowered.sink),
-    )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from limelight.matrix.base import Weights
 
 _MAX_WEIGHTS = 2**22  # that exist at a time, for a picture
+_HTML_HEADS, _HTML_CELLS = 4, 64  # heads that a notebook shows, and cells along a side of each
 
 
 def show(
@@ -28,9 +29,10 @@ def show(
     batch: int | tuple[int, ...],
     reduce: str,
     on: Any,
+    numbers: bool = False,
 ) -> Any:
     """Draw what ``Weights.show`` draws."""
-    from limelight.viz.heatmaps import put, room
+    from limelight.viz.heatmaps import check_numbers, put, room
 
     *lead, H, N, M = A.shape
     if reduce not in REDUCTIONS:
@@ -42,10 +44,12 @@ def show(
     at = batch if isinstance(batch, tuple) else (batch,) * len(lead)
     if len(at) != len(lead) or 0 in A.shape:
         raise ValueError(f"show: batch = {batch!r} does not choose one matrix with heads of {A.shape}")
+    if numbers:
+        check_numbers(N, M)
     with torch.no_grad():
         chosen = _picture(A, at, head, (rows, cols), reduce)
     row_names, col_names = cell_names(tokens, N, rows), cell_names(keys, M, cols)
-    return put([Picture(f"head {h}", x, row_names, col_names) for h, x in zip(heads, chosen, strict=True)], on)
+    return put([Picture(f"head {h}", x, row_names, col_names) for h, x in zip(heads, chosen, strict=True)], on, numbers)
 
 
 def draw_small(A: Weights) -> str:
@@ -58,6 +62,25 @@ def draw_small(A: Weights) -> str:
         heads = A[first] if lead else A.dense()
     titles = [f"A[{', '.join(map(str, (*first, h)))}]" for h in range(H)]
     return "\n" + side_by_side([Picture(t, x, (), ()) for t, x in zip(titles, heads.cpu(), strict=True)])
+
+
+def draw_html(A: Weights, described: str) -> str:
+    """Draw the first heads of the first batch element for a notebook, where that takes no noticeable time."""
+    from limelight.viz.notebook import matrix_html, side_by_side_html, text_html
+
+    *lead, H, N, M = A.shape
+    if 0 in A.shape:
+        return text_html(described)
+    first, shown = (0,) * len(lead), min(H, _HTML_HEADS)
+    if N * M * shown > _MAX_WEIGHTS:
+        return text_html(described, "A.show() and limelight.explore(A) draw matrices of any size")
+    size = min(N, _HTML_CELLS), min(M, _HTML_CELLS)
+    with torch.no_grad():
+        pictures = [_picture(A, first, h, size, "mean")[0] for h in range(shown)]
+    titles = [f"A[{', '.join(map(str, (*first, h)))}]" for h in range(shown)]
+    drawn = [matrix_html(x.numpy(), title=t) for x, t in zip(pictures, titles, strict=True)]
+    more = [text_html("", f"and {H - shown} more heads")] if shown < H else []
+    return side_by_side_html([*drawn, *more], described)
 
 
 def cell_names(tokens: Sequence[str] | None, n: int, shown: int) -> list[str]:

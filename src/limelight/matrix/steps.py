@@ -60,6 +60,13 @@ class Trace(reference.Steps):
 
         return tables_as_text(self.pictures())
 
+    def _repr_html_(self) -> str:
+        from limelight.viz.notebook import matrix_html, side_by_side_html
+
+        return side_by_side_html(
+            [matrix_html(p.matrix.detach().float().cpu().numpy(), p.rows, p.cols, p.title) for p in self.pictures()]
+        )
+
 
 def trace(
     q: Tensor,
@@ -84,7 +91,7 @@ def trace(
         q, k, v = q[None], k[None], v[None]
     p = Problem(q, k, AttentionSpec(**options))
     p.check_values(v)
-    queries, keys = _names(tokens, p.sizes.N, p.sizes.M)
+    queries, keys = names(tokens, p.sizes.N, p.sizes.M)
     found = reference.steps(q, k, v, **options)
     changed = {"capped": p.softcap is not None, "biased": p.bias is not None, "masked": p.mask is not None}
     tensors = {"q": q, "k": k, "v": v, **vars(found)}
@@ -96,7 +103,8 @@ def trace(
     )
 
 
-def _names(tokens: Any, N: int, M: int) -> tuple[Sequence[str], Sequence[str]]:
+def names(tokens: Any, N: int, M: int) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the names of queries and keys that ``tokens`` gives, or numbers."""
     if tokens is None:
         return [f"query {i}" for i in range(N)], [f"key {j}" for j in range(M)]
     pair = isinstance(tokens, tuple) and len(tokens) == 2 and not any(isinstance(t, str) for t in tokens)

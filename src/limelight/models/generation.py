@@ -246,7 +246,6 @@ def generate(
     return _align_starts(torch.cat([_align_ends(ids, lengths), new], 1), missing, fill)
 
 
-@torch.no_grad()
 def _beam_search(
     model: nn.Module,
     ids: Tensor,
@@ -254,18 +253,38 @@ def _beam_search(
     length_penalty: float,
     how: Choice,
     *,
-    max_new_tokens: int,
     mask: Mask | None,
     stop: int | Sequence[int] | None,
-    cache: KVCache | bool,
+    **options: Any,
 ) -> Tensor:
+    found = beam_hypotheses(model, ids, beams, length_penalty, how, mask=mask, stop=stop, **options)
+    fill = _fill(model, _stops(model, stop))
+    out = _best_hypotheses(found, fill)
+    if mask is None or isinstance(model, Seq2Seq):
+        return out
+    prompts = _lengths(mask, ids)
+    return _align_starts(out, int(prompts.max()) - prompts, fill)
+
+
+@torch.no_grad()
+def beam_hypotheses(
+    model: nn.Module,
+    ids: Tensor,
+    beams: int,
+    length_penalty: float,
+    how: Choice | None = None,
+    *,
+    max_new_tokens: int,
+    mask: Mask | None = None,
+    stop: int | Sequence[int] | None = None,
+    cache: KVCache | bool = True,
+) -> list[list[tuple[float, Tensor]]]:
+    """Return the hypotheses of each sequence with their scores; prompts of different lengths end together."""
+    how = Choice() if how is None else how
     stops, B = _stops(model, stop), len(_checked(ids))
-    fill = _fill(model, stops)
     ended: list[list[tuple[float, Tensor]]] = [[] for _ in range(B)]
     with _in_eval_mode(model):
         run = _Run(model, ids, mask, _cache(cache))
-        begun = run.ids.shape[1]
-        prompts = run.lengths
         every = torch.arange(B).repeat_interleave(beams)
         logits = run.logits(run.ids)
         run.reorder(every)
@@ -300,8 +319,7 @@ def _beam_search(
             if len(ended[b]) < beams or step == max_new_tokens:
                 going = zip(total[b].tolist(), all_ids[b * beams : (b + 1) * beams], strict=True)
                 ended[b] += [(x / step**length_penalty, whole) for x, whole in going if x > -torch.inf]
-    out = _best_hypotheses(ended, fill)
-    return out if prompts is None else _align_starts(out, begun - prompts, fill)
+    return ended
 
 
 def _best_hypotheses(ended: list[list[tuple[float, Tensor]]], fill: int) -> Tensor:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch import nn
-
 from limelight.core.masks import Causal, Window
 from limelight.models.configs import Config, dropout, flag, need, number, refuse, rotary, size, word
 from limelight.models.mapping import TensorMap, affine, every_layer, same
 from limelight.models.output import language_head, untied
 from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention
 from limelight.nn.feedforward import activation
+from limelight.nn.norm import RMSNorm
 
 TYPES = ("llama", "mistral")
 PREFIX = "model."
@@ -26,7 +25,7 @@ def build(config: Config) -> LanguageModel:
     width, depth, heads, hidden, vocabulary = need(config, *names)
     refuse(config, pretraining_tp=1)
     head_width = size(config, "head_dim", width // heads)
-    norm = partial(nn.RMSNorm, eps=number(config, "rms_norm_eps", 1e-6))
+    norm = partial(RMSNorm, eps=number(config, "rms_norm_eps", 1e-6))
     positions = rotary(config, head_width)
     act = activation(word(config, "hidden_act", "silu"))
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch import nn
-
 from limelight.models.configs import Config, architectures, dropout, flag, need, number, size, word
 from limelight.models.mapping import TensorMap, affine, every_layer, same
 from limelight.models.output import language_head, untied
 from limelight.nn import Block, Decoder, Embedding, Encoder, FeedForward, LanguageModel, MultiHeadAttention, Seq2Seq
 from limelight.nn.feedforward import activation
+from limelight.nn.norm import RMSNorm
 from limelight.nn.positions import T5
 
 TYPES = ("t5", "mt5")
@@ -40,7 +39,7 @@ def build(config: Config) -> Seq2Seq | LanguageModel:
     """Build T5 from a configuration; ``T5EncoderModel`` becomes an encoder that returns its hidden states."""
     names = "d_model", "num_heads", "d_kv", "d_ff", "vocab_size"
     width, heads, head_width, hidden, vocabulary = need(config, *names)
-    norm = partial(nn.RMSNorm, eps=number(config, "layer_norm_epsilon", 1e-6))
+    norm = partial(RMSNorm, eps=number(config, "layer_norm_epsilon", 1e-6))
     name, gated = _feed_forward(config)
     drop = dropout(config, "dropout_rate")
     positions = partial(

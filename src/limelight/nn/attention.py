@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from limelight.backends import Int8Rows
 from limelight.core.biases import Bias
+from limelight.core.checks import describe, reject_options
 from limelight.core.masks import Mask
 from limelight.functional import attention, attention_int8, weights
 from limelight.matrix.base import Weights
 from limelight.nn.cache import Slot
-from limelight.nn.linear import Linear
+from limelight.nn.linear import Linear, project
 from limelight.nn.positions import Positions
+
+
+class HeadOutputs(NamedTuple):
+    """The parts of a multi-head attention layer's output that come from each head.
+
+    The layer's output is the sum of ``contributions`` over heads, plus the bias of W_O.
+    """
+
+    outputs: Tensor  # (B, heads, N, value width): before W_O
+    contributions: Tensor  # (B, heads, N, width): after W_O
 
 
 class MultiHeadAttention(nn.Module):
@@ -42,6 +53,10 @@ class MultiHeadAttention(nn.Module):
     torch.Size([3, 5, 32])
 
     """
+
+    # How attention and its weights are computed; limelight.parallel.sequence puts others in their place on a layer.
+    compute_attention = staticmethod(attention)
+    make_weights = staticmethod(weights)
 
     def __init__(
         self,
@@ -86,11 +101,14 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | None = None,
         cache: Slot | None = None,
         first: int | Tensor = 0,
+        **other: NoReturn,
     ) -> Tensor:
         """Attend from ``x (B, N, width)`` to itself and its cached tokens, or to ``context (B, M, width)``.
 
         ``first`` is the position of the first token of ``x``.
         """
+        if other:
+            reject_options("MultiHeadAttention", other, ("mask", "cache", "first"))
         q, k, v, bias = self._operands(x, context, cache, first)
         y = self.attend(q, k, v, mask=mask, bias=bias)
         if cache is not None and cache.wants_weights and context is None:
@@ -103,22 +121,40 @@ class MultiHeadAttention(nn.Module):
         q, k, _, bias = self._operands(x, context, None, 0)
         return weights(q, k, mask=mask, bias=bias, scale=self.scale)
 
+    def by_head(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None) -> HeadOutputs:
+        """Return each head's output before W_O, and what it adds to the layer's output after it.
+
+        >>> layer = MultiHeadAttention(32, 4)
+        >>> x = torch.randn(3, 5, 32)
+        >>> parts = layer.by_head(x)
+        >>> parts.outputs.shape, parts.contributions.shape
+        (torch.Size([3, 4, 5, 8]), torch.Size([3, 4, 5, 32]))
+        >>> torch.allclose(parts.contributions.sum(1) + layer.out.bias, layer(x), atol=1e-5)
+        True
+        """
+        q, k, v, bias = self._operands(x, context, None, 0)
+        outputs = self.attend(q, k, v, mask=mask, bias=bias)
+        W_O = self.out.weight.T.unflatten(0, (self.heads, -1))  # (heads, value width, width)
+        return HeadOutputs(outputs, outputs @ W_O)
+
     def attend(self, q: Tensor, k: Any, v: Any, *, mask: Mask | None, bias: Bias | None) -> Tensor:
         """Compute attention; a recorder replaces this method."""
         if isinstance(k, Int8Rows):
             return attention_int8(q, k, v, mask=mask, bias=bias, scale=self.scale)
         dropout = self.dropout if self.training else 0.0
-        return attention(q, k, v, mask=mask, bias=bias, scale=self.scale, dropout=dropout)
+        return self.compute_attention(q, k, v, mask=mask, bias=bias, scale=self.scale, dropout=dropout)
 
     def _operands(
         self, x: Tensor, context: Tensor | None, cache: Slot | None, first: int | Tensor
     ) -> tuple[Tensor, Any, Any, Bias | None]:
-        q = _apply_norm(self._split(self.query(x), self.heads), self.query_norm)
+        _check_inputs(x, context, cache)
         if context is not None:
+            q = _apply_norm(self._split(self.query(x), self.heads), self.query_norm)
             k, v = self._context_keys_values(context, cache)
             return q, k, v, None
-        k = _apply_norm(self._split(self.key(x), self.kv_heads), self.key_norm)
-        v = self._split(self.value(x), self.kv_heads)
+        queries, new_keys, values = project(x, self.query, self.key, self.value)
+        q = _apply_norm(self._split(queries, self.heads), self.query_norm)
+        k, v = self._keys_values(new_keys, values)
         keys = x.shape[1] if cache is None else cache.begin(x.shape[1])
         q, k, bias = self.positions.place(q, k, first, keys=keys, scale=self.scale)
         if cache is not None:
@@ -129,11 +165,14 @@ class MultiHeadAttention(nn.Module):
         """Return the keys and values of a context, computed once for all steps of a generation."""
         if cache is not None and cache.context is not None:
             return cache.context
-        k = _apply_norm(self._split(self.key(context), self.kv_heads), self.key_norm)
-        v = self._split(self.value(context), self.kv_heads)
+        k, v = self._keys_values(*project(context, self.key, self.value))
         if cache is not None:
             cache.context = k.detach(), v.detach()
         return k, v
+
+    def _keys_values(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return projected keys and values by head, ``(B, Hkv, M, D)``."""
+        return _apply_norm(self._split(keys, self.kv_heads), self.key_norm), self._split(values, self.kv_heads)
 
     @staticmethod
     def _split(x: Tensor, heads: int) -> Tensor:
@@ -192,6 +231,16 @@ class MultiHeadAttention(nn.Module):
                 theirs.in_proj_bias.copy_(torch.cat([x.bias for x in ours]))
             theirs.out_proj.load_state_dict(self.out.state_dict())
         return theirs.to(self.out.weight).train(self.training)
+
+
+def _check_inputs(x: Any, context: Any, cache: Any) -> None:
+    for name, value in (("x", x), ("context", x if context is None else context)):
+        if not isinstance(value, Tensor) or value.ndim != 3:
+            found = tuple(value.shape) if isinstance(value, Tensor) else describe(value)
+            raise TypeError(f"{name} must be a tensor (batch, tokens, width), not {found}")
+    if cache is not None and not isinstance(cache, Slot):
+        found = cache.__name__ if isinstance(cache, type) else type(cache).__name__
+        raise TypeError(f"cache must be the layer's slot of a cache, such as KVCache()[0], not {found}")
 
 
 def _apply_norm(x: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:

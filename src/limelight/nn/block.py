@@ -73,8 +73,7 @@ class Block(nn.Module):
 
         if self.order == "parallel":
             a, f = attend(self.attention_norm(x)), self.feed_forward(self.feed_forward_norm(x))
-            both: Tensor = x + self.dropout(a) + self.dropout(f)
-            return both
+            return x + self._drop(a) + self._drop(f)
         x = self._add(x, attend, self.attention_norm)
         if self.cross is not None:
             if context is None:
@@ -86,7 +85,10 @@ class Block(nn.Module):
 
     def _add(self, x: Tensor, f: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
         if self.order == "pre":
-            y: Tensor = x + self.dropout(f(norm(x)))
-        else:
-            y = norm(x + self.dropout(f(x)))
+            return x + self._drop(f(norm(x)))
+        y: Tensor = norm(x + self._drop(f(x)))
+        return y
+
+    def _drop(self, x: Tensor) -> Tensor:
+        y: Tensor = self.dropout(x) if self.training else x
         return y

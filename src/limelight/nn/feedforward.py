@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from limelight.core.tracing import is_eager
-from limelight.nn.linear import Linear
+from limelight.nn.linear import Linear, project
 
 
 class FeedForward(nn.Module):
@@ -39,8 +39,14 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``(…, width)`` to ``(…, width)``."""
-        hidden = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
-        out: Tensor = self.down(self.dropout(hidden))
+        if self.gate is None:
+            hidden = self.activation(self.up(x))
+        else:
+            gate, up = project(x, self.gate, self.up)
+            hidden = self.activation(gate) * up
+        if self.training:
+            hidden = self.dropout(hidden)
+        out: Tensor = self.down(hidden)
         return out
 
 

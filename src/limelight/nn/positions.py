@@ -18,8 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from limelight.backends import rotate
 from limelight.core import biases
 from limelight.core.biases import Bias, DenseBias, Relative
+from limelight.core.tracing import is_eager
 
 
 def steps_from(first: int | Tensor, n: int, device: torch.device) -> Tensor:
@@ -211,9 +213,23 @@ class Rotary(Positions):
         self.scaling = Plain() if scaling is None else scaling
         rates = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
         self.rates = self.scaling.rates(rates).float()  # not a buffer: model.half() would lose far positions
+        self._latest: tuple[tuple[object, ...], tuple[Tensor, Tensor]] | None = None  # angles of the last call
 
     def angles(self, first: int | Tensor, n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines, ``(n, width / 2)`` or ``(B, 1, n, width / 2)``."""
+        """Return cosines and sines, ``(n, width / 2)`` or ``(B, 1, n, width / 2)``.
+
+        The layers of a model share this module, and all but the first find the angles of the step computed.
+        """
+        if not isinstance(first, int) or not is_eager():
+            return self._angles(first, n, dtype, device)
+        asked = (first, n, dtype, device)
+        latest = self._latest
+        if latest is None or latest[0] != asked:
+            with torch.inference_mode(False):  # so that a later call with gradients may use them
+                latest = self._latest = (asked, self._angles(first, n, dtype, device))
+        return latest[1]
+
+    def _angles(self, first: int | Tensor, n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         at = steps_from(first, n, device)
         angle = at[..., None].float() * self.rates.to(device)
         if angle.ndim == 3:
@@ -237,6 +253,9 @@ class Rotary(Positions):
         if q.shape[3] < self.width:
             raise ValueError(f"Rotary rotates {self.width} features, and heads have {q.shape[3]}")
         cos, sin = self.angles(first, q.shape[2], q.dtype, q.device)
+        turned = rotate(q, k, cos, sin, width=self.width, interleaved=self.interleaved)
+        if turned is not None:
+            return *turned, None
         return self.turn(q, cos, sin), self.turn(k, cos, sin), None
 
 

@@ -6,8 +6,9 @@
 """
 
 from limelight.translate.data import Pair, divide, read_pairs
+from limelight.translate.results import Sentence, Translation
 from limelight.translate.training import Progress, Recipe, bleu, train
-from limelight.translate.translator import Sentence, Translation, Translator, load, shipped
+from limelight.translate.translator import Translator, load, shipped
 
 __all__ = [
     "Pair",

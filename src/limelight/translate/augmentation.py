@@ -35,7 +35,7 @@ def reserved(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Shares:
-    """How much of the pairs is changed in an epoch; all between 0 and 1."""
+    """Shares of the pairs that are changed in an epoch; all between 0 and 1."""
 
     names: float  # of the pairs with a name on both sides, those that get another one
     numbers: float  # of the pairs with a number on both sides, those that get another one

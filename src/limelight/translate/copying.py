@@ -64,7 +64,7 @@ def whole_names(text: str, known: frozenset[str] | None) -> list[str]:
 
 
 class Phrase(NamedTuple):
-    """What a translation has to contain, as it is written in French."""
+    """The numbers and names that a translation has to contain, as it is written in French."""
 
     text: str
     is_number: bool
@@ -82,7 +82,7 @@ def may_write_digits(text: str) -> bool:
 
 
 def changes(source: str, target: str, known: frozenset[str] | None) -> list[str]:
-    """What the translation of a sentence does not keep, in words; empty where it keeps everything.
+    """The numbers, names and quotes that a translation does not keep, in words; empty where it keeps everything.
 
     >>> changes("Zelda paid 5 dollars.", "Elle a payé 50 dollars.", frozenset({"paid"}))
     ['the number 5 became 50', 'the name Zelda is missing']

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import random
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +20,14 @@ class Pair(NamedTuple):
     target: str
 
 
-def read_pairs(file: str | Path) -> list[Pair]:
-    """Pairs of a tab-separated file (``.tsv`` or ``.tsv.gz``): a sentence, its translation, and what else there is."""
+def read_pairs(file: str | Path, note: Callable[[str], None] = lambda _: None) -> list[Pair]:
+    """Pairs of a tab-separated file (``.tsv`` or ``.tsv.gz``): a sentence, its translation, and columns without a use.
+
+    ``note`` is called with a line on the first of these columns.
+    """
     file = Path(file)
-    pairs = []
+    pairs: list[Pair] = []
+    more: list[str] = []  # third columns
     packed = file.suffix == ".gz"
     with gzip.open(file, "rt", encoding="utf-8-sig") if packed else file.open(encoding="utf-8-sig") as lines:
         try:
@@ -34,11 +38,16 @@ def read_pairs(file: str | Path) -> list[Pair]:
                 if len(fields) < 2 or not all(fields[:2]):
                     raise ValueError(f"{file}, line {number}: give a sentence, a tab and its translation: {line!r}")
                 pairs.append(Pair(*fields[:2]))
+                more += fields[2:3]
         except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
             what = "text in UTF-8" if isinstance(error, UnicodeDecodeError) else "file of gzip"
             raise ValueError(f"{file} is no {what}: {error}") from None
     if not pairs:
         raise ValueError(f"{file} holds no pairs")
+    if any(more):
+        first = next(filter(None, more))
+        shown = first if len(first) <= 40 else first[:39] + "…"
+        note(f"{file}: columns after the second are not used; {len(more):,} lines have a third one, such as {shown!r}")
     return pairs
 
 

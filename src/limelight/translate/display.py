@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,13 +13,16 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from limelight.lens import strict_json
-from limelight.lens.alignment import Alignment, align
+from limelight.lens.alignment import Alignment, align, words
 from limelight.lens.reading import Reading
-from limelight.translate.translator import Sentence, Translation, Translator
-from limelight.viz.characters import Picture
+from limelight.translate.results import Sentence, Translation
+from limelight.translate.translator import Translator
+from limelight.viz.characters import Picture, without_marker
 from limelight.viz.heatmaps import put
+from limelight.viz.notebook import matrix_html, text_html
 from limelight.viz.tables import messages_console, wide_console
 from limelight.viz.text import printable
 
@@ -30,12 +34,8 @@ def reading_of(sentence: Sentence) -> Reading:
     """Return the attention of the translation of a sentence, with the tokens of both languages."""
     written = sentence.tokens
     tokens = {"encoder": sentence.source_tokens, "decoder": ["<pad>", *written[:-1]], "written": written}
-    plain = {stack: [_without_marker(t) for t in names] for stack, names in tokens.items()}
+    plain = {stack: [without_marker(token) for token in names] for stack, names in tokens.items()}
     return Reading(f"{sentence.source} → {sentence.text}", plain, sentence.record)
-
-
-def _without_marker(token: str) -> str:
-    return token.removeprefix("▁") or "▁"
 
 
 def alignment_of(sentence: Sentence) -> Alignment:
@@ -43,8 +43,28 @@ def alignment_of(sentence: Sentence) -> Alignment:
     return align(sentence.record, sentence.tokens, sentence.source_tokens)
 
 
-def show(translation: Translation, top: int, html: str | None, as_json: bool, save_page: Callable[..., None]) -> None:
-    """Print the translation, and the source words that each word was written from; write the page."""
+def translation_html(translation: Translation) -> str:
+    """Return a translation for a notebook: the text, and the words that the words of its first sentences come from."""
+    drawn = [text_html(translation.text, "; ".join(translation.notes))]
+    for sentence in translation.sentences[:_SHOWN]:
+        aligned = alignment_of(sentence)
+        title = f"layer {aligned.call.layer}, head {aligned.head}"
+        drawn.append(matrix_html(aligned.weights.numpy(), aligned.written, aligned.read, title))
+    return "".join(drawn)
+
+
+def show(
+    translation: Translation,
+    top: int,
+    html: str | None,
+    as_json: bool,
+    save_page: Callable[..., None],
+    own: Translation | None = None,
+) -> None:
+    """Print the translation, and the source words that each word was written from; write the page.
+
+    ``own`` is what the model writes, to compare a translation that was given with.
+    """
     messages = messages_console()
     for note in translation.notes:
         messages.print(printable(f"note: {note}"), style="yellow")
@@ -62,22 +82,63 @@ def show(translation: Translation, top: int, html: str | None, as_json: bool, sa
             messages.print(printable(f"note: nothing was translated, so {html} was not written"), style="yellow")
     finally:
         if as_json:
-            print(strict_json.dumps(_as_dict(translation, aligned, top)))
+            print(strict_json.dumps(_as_dict(translation, aligned, top) | ({"own": _scored(own)} if own else {})))
         else:
-            _draw(translation.text, aligned, top, messages)
+            if own is not None:
+                _compare(translation, own)
+            _draw(translation, aligned, top, messages)
 
 
-def _draw(text: str, aligned: list[Alignment], top: int, messages: Console) -> None:
+def _draw(translation: Translation, aligned: list[Alignment], top: int, messages: Console) -> None:
     console = wide_console()
-    print(printable(text))
-    for one in aligned[:_SHOWN]:
+    print(printable(translation.text))
+    for sentence, one in zip(translation.sentences[:_SHOWN], aligned, strict=False):
         console.print()
+        if len(aligned) > 1:
+            console.print(printable(f"{sentence.source} → {sentence.text}"), style="bold", soft_wrap=True)
         where = f"cross-attention of layer {one.call.layer}, head {one.head}"
         title = f"each word, and the words that it is written from ({where})"
         put([Picture(title, one.weights, one.written, one.read)], console)
         console.print(_table(one, top))
     if len(aligned) > _SHOWN:
         messages.print(f"{len(aligned) - _SHOWN} more sentences are not drawn; --html and --json have them.")
+
+
+def _compare(given: Translation, own: Translation) -> None:
+    """Print how likely the model finds a given translation and its own, and each word of the given one."""
+    console = wide_console()
+    table = Table(title="how likely the model finds it", title_justify="left", box=SIMPLE_HEAD)
+    table.pad_edge = False
+    for name in ("log-probability", "tokens", "probability of a token"):
+        table.add_column(name, justify="right")
+    table.add_column("translation")
+    for who, one in (("given", given), ("its own", own)):
+        found = _scored(one)
+        table.add_row(
+            f"{found['score']:.2f}",
+            str(len(one.tokens)),
+            f"{found['likelihood']:.3f}",
+            Text(printable(f"{one.text} ({who})")),
+        )
+    console.print(table)
+    (sentence,) = given.sentences
+    likely = Table(title="each word, given those before it", title_justify="left", box=SIMPLE_HEAD)
+    likely.pad_edge = False
+    likely.add_column("probability", justify="right")
+    likely.add_column("word")
+    for word, places in words(sentence.tokens):
+        likely.add_row(f"{math.exp(sum(sentence.scores[n] for n in places)):.3f}", Text(printable(word)))
+    console.print(likely)
+
+
+def _scored(translation: Translation) -> dict[str, Any]:
+    """The probability of a translation: of the whole as a logarithm, and of a token as a geometric mean."""
+    total = sum(translation.scores)
+    return {
+        "text": translation.text,
+        "score": total,
+        "likelihood": math.exp(total / max(1, len(translation.scores))),
+    }
 
 
 def _table(one: Alignment, top: int) -> Table:
@@ -87,8 +148,13 @@ def _table(one: Alignment, top: int) -> Table:
     table.add_column("written")
     table.add_column("looking at")
     for i, j, weight in one.links(top):
-        table.add_row(f"{weight:.3f}", one.written[i], one.read[j])
+        table.add_row(f"{weight:.3f}", Text(one.written[i]), Text(one.read[j]))
     return table
+
+
+def _spaced(token: str) -> str:
+    """A token as text, with the space before it that ``▁`` stands for."""
+    return token.replace("▁", " ")
 
 
 def _as_dict(translation: Translation, aligned: list[Alignment], top: int) -> dict[str, Any]:
@@ -96,9 +162,10 @@ def _as_dict(translation: Translation, aligned: list[Alignment], top: int) -> di
         return {
             "source": sentence.source,
             "text": sentence.text,
-            "source_tokens": sentence.source_tokens,
-            "tokens": sentence.tokens,
+            "source_tokens": [_spaced(token) for token in sentence.source_tokens],
+            "tokens": [_spaced(token) for token in sentence.tokens],
             "scores": sentence.scores,
+            "likelihood": sentence.likelihood,
             "doubtful": sentence.doubtful,
             "changes": sentence.changes,
             "alignment": {

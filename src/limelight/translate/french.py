@@ -5,9 +5,18 @@ from __future__ import annotations
 import re
 
 MONTHS = {
-    **{"January": "janvier", "February": "février", "March": "mars", "April": "avril", "May": "mai", "June": "juin"},
-    **{"July": "juillet", "August": "août", "September": "septembre", "October": "octobre", "November": "novembre"},
-    **{"December": "décembre"},
+    "January": "janvier",
+    "February": "février",
+    "March": "mars",
+    "April": "avril",
+    "May": "mai",
+    "June": "juin",
+    "July": "juillet",
+    "August": "août",
+    "September": "septembre",
+    "October": "octobre",
+    "November": "novembre",
+    "December": "décembre",
 }
 VOWELS = "aeiouyhâàéèêëîïôöùûüAEIOUYHÂÀÉÈÊËÎÏÔÖÙÛÜ"
 _ELIDED = {"de": "d'", "que": "qu'", "De": "D'", "Que": "Qu'", "lorsque": "lorsqu'", "puisque": "puisqu'"}

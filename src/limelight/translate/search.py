@@ -20,6 +20,7 @@ from limelight.translate import vocabulary
 from limelight.translate.copying import Phrase
 
 _IN_GROUP = 3  # hypotheses with as many tokens of phrases
+_OPENING = tuple("'’-–—\"«([/$€£#▁")
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class PhraseSearch:
         pieces = [tokenizer.id_to_token(n) or "" for n in range(tokenizer.get_vocab_size())]
         self.digits = torch.tensor([any(map(str.isdigit, piece)) for piece in pieces])
         self.continues = torch.tensor([piece[:1].isalnum() for piece in pieces])
-        self.ends_word = [piece[-1:].isalnum() and n != self.start for n, piece in enumerate(pieces)]
+        # What a phrase may follow without a space: l', Jean-, «, (, $, but no word, full stop or comma.
+        self.opens = [piece[-1:] in _OPENING and n != self.start for n, piece in enumerate(pieces)]
 
     @torch.no_grad()
     def __call__(
@@ -101,7 +103,7 @@ class PhraseSearch:
     def _continued(
         self, beam: _Hypothesis, goals: Sequence[_Goal], scores: Tensor, allowed: Tensor
     ) -> Iterator[_Hypothesis]:
-        """What may follow a hypothesis: the likeliest tokens, and the next token of every goal."""
+        """Return the continuations of a hypothesis: the likeliest tokens, and the next token of every goal."""
         if beam.under_way is not None:
             goal, way, done = beam.under_way
             yield self._stepped(beam, goals, goal, way, done, allowed)
@@ -123,8 +125,8 @@ class PhraseSearch:
             for n, goal_ahead in enumerate(goals):
                 for way in range(len(goal_ahead.ways)):
                     first = goal_ahead.ways[way][0]
-                    inside = bool(self.continues[first]) and self.ends_word[beam.tokens[-1]]
-                    if n not in beam.reached and not inside:
+                    may_stand = not self.continues[first] or self.opens[beam.tokens[-1]]
+                    if n not in beam.reached and may_stand:
                         yield self._stepped(beam, goals, n, way, 0, allowed)
 
     def _stepped(

@@ -16,10 +16,18 @@ _END = re.compile(
 )
 _ABBREVIATION = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|St|Prof|Jr|Sr|vs|etc|e\.g|i\.e|a\.m|p\.m|[A-Z])\.$")
 _NUMBERED = re.compile(r"\b(?:Fig|Figs|No|Nos|Vol|Ch|Sec|Eq|p|pp|approx|ca)\.$", re.IGNORECASE)
-_JOINING = r"(?:and|but|or|so|because|although|though|while|whereas|which|who|when|where|if|unless|until|after|before)"
+_JOINING = r"(?:so|because|although|though|while|whereas|which|who|when|where|if|unless|until|after|before)"
+# "and", "but" or "or" and what begins a clause more often than it goes on with a list.
+_SUBJECT = (
+    r"(?:I|you|he|she|it|we|they|there|this|that|these|those|my|your|his|her|its|our|their|the|a|an|no|all|some|every"
+    r"|everyone|everybody|nobody|someone|what|who|where|when|why|how|if|please|let|don't|never|do|does|did|can|is|are)"
+)
+_CLAUSE = re.compile(rf",?\s+(?=(?:and|but|or)\s+{_SUBJECT}(?:'\w+)?\s)")
+_LEAST = 3  # words of a clause
 _PLACES = (
     re.compile(r"[;:!?…]\s+"),  # a full stop inside a sentence is that of an abbreviation
-    re.compile(rf",?\s+(?={_JOINING}\s)"),
+    re.compile(r",?\s+(?=(?:and|but|or)\s)"),
+    re.compile(rf"(?<!\band)(?<!\bbut)(?<!\bor),?\s+(?={_JOINING}\s)"),
     re.compile(r",\s+"),
     re.compile(r"\s+"),
 )
@@ -48,12 +56,28 @@ def split(text: str, fits: Callable[[str], bool]) -> list[Piece]:
         pieces.append(Piece(sentence, end["space"] or end["kept"] or end["line"]))
         begin = end.end()
     pieces.append(Piece(text[begin:], ""))
-    return [part for piece in pieces if piece.text or piece.after for part in _cut(piece, fits)]
+    return [part for piece in pieces if piece.text or piece.after for part in _parts(piece, fits)]
 
 
 def _is_numbered(sentence: str, following: str) -> bool:
-    """Whether the mark belongs to the number after it: Fig. 3, p. 12."""
+    """Return True if the mark belongs to the number after it: Fig. 3, p. 12."""
     return following.isdigit() and _NUMBERED.search(sentence) is not None
+
+
+def _parts(piece: Piece, fits: Callable[[str], bool]) -> list[Piece]:
+    """The clauses of a sentence that does not fit, and halves of those that do not fit either."""
+    if fits(piece.text):
+        return [piece]
+    clauses: list[Piece] = []
+    begin = 0
+    for found in _CLAUSE.finditer(piece.text):
+        before, after = piece.text[begin : found.start()], piece.text[found.end() :]
+        if min(len(before.split()), len(after.split())) >= _LEAST:
+            comma = found[0].rstrip()
+            clauses.append(Piece(before + comma, found[0][len(comma) :], piece.goes_on or begin > 0))
+            begin = found.end()
+    clauses.append(Piece(piece.text[begin:], piece.after, piece.goes_on or begin > 0))
+    return [part for clause in clauses for part in _cut(clause, fits)]
 
 
 def _cut(piece: Piece, fits: Callable[[str], bool]) -> list[Piece]:

@@ -34,7 +34,7 @@ _MAY_BE_ZERO = ("dropout", "label_smoothing", "warm_up", "seed", "average", "bfl
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides the result, besides the pairs: the same recipe on the same pairs gives the same model."""
+    """The settings that decide the result besides the pairs: the same recipe on the same pairs gives the same model."""
 
     vocabulary: int = 5800
     width: int = 256
@@ -83,11 +83,11 @@ class Recipe:
 
     @property
     def shares(self) -> Shares:
-        """How much of the pairs is changed in an epoch."""
+        """The shares of the pairs that are changed in an epoch."""
         return Shares(**{name: getattr(self, name) for name in _SHARES}, longest=self.longest)
 
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Of the original Transformer, in the words of Marian's checkpoints."""
+        """The configuration of the original Transformer, in the words of Marian's checkpoints."""
         shape: dict[str, Any] = {}
         for stack, depth in (("encoder", self.encoder_layers), ("decoder", self.decoder_layers)):
             shape |= {f"{stack}_layers": depth, f"{stack}_attention_heads": self.heads, f"{stack}_ffn_dim": self.hidden}
@@ -117,7 +117,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a training is: after ``step`` updates, ``done`` of ``batches`` of ``epoch``."""
+    """The state of a training: after ``step`` updates, ``done`` of ``batches`` of ``epoch``."""
 
     step: int
     epoch: int
@@ -141,6 +141,14 @@ class _State:
     scores: list[float] = field(default_factory=list)
 
 
+class Stopped(Exception):
+    """Raised by ``train`` after ``stop`` returned True and everything was saved."""
+
+    def __init__(self, step: int, epoch: int) -> None:
+        super().__init__(f"stopped after update {step:,}, in epoch {epoch + 1}")
+        self.step, self.epoch = step, epoch
+
+
 def train(
     pairs: list[Pair],
     folder: str | Path,
@@ -150,6 +158,8 @@ def train(
     finish: bool = False,
     watch: Callable[[Progress], None] = lambda _: None,
     scored: Callable[[int, float], None] = lambda *_: None,
+    resumed: Callable[[int, int], None] = lambda *_: None,
+    stop: Callable[[], bool] = lambda: False,
     save_every: float = 300.0,
 ) -> float:
     """Trains on ``pairs`` and leaves the model with the best BLEU in ``folder``, in float16; returns that BLEU.
@@ -161,7 +171,8 @@ def train(
     had not been. ``start`` is the folder of a model with the same width to begin with; decoder layers that it does not
     have are added. ``finish`` trains no further: it leaves the model of a training that was interrupted in an epoch as
     it is, even where an earlier epoch had a better BLEU. ``watch`` is called after every update, ``scored`` after every
-    epoch; every ``save_every`` seconds all is saved.
+    epoch, ``resumed`` with the number of updates and epochs of a training that goes on. Everything is saved every
+    ``save_every`` seconds, and when ``stop``, called after every update, returns True; then ``Stopped`` is raised.
     """
     folder = Path(folder)
     _needs_sacrebleu()
@@ -169,6 +180,8 @@ def train(
     tokenizer = _begin(folder, training, recipe, None if start is None else Path(start))
     augmenter = Augmenter(training, recipe.shares)
     state = _restored(folder, recipe, tokenizer, None if start is None else Path(start))
+    if state.step:
+        resumed(state.step, state.epoch)
     saved, seen = time.monotonic(), 0
     if finish:
         with _averaged(state, recipe.blend):
@@ -179,9 +192,12 @@ def train(
             loss = _update(state, batch, recipe, (state.epoch + state.done / count) / recipe.epochs)
             seen += int(batch.source_lengths.sum() + batch.target_lengths.sum())
             watch(Progress(state.step, state.epoch, state.done, count, loss, seen))
-            if time.monotonic() - saved > save_every:
+            stopping = stop()
+            if stopping or time.monotonic() - saved > save_every:
                 _save(folder, state)
                 saved = time.monotonic()
+            if stopping:
+                raise Stopped(state.step, state.epoch)
         with _averaged(state, recipe.blend):
             score = bleu(state.model, tokenizer, references)
             if score > max(state.scores, default=-1.0):
@@ -203,7 +219,7 @@ def split_for_training(pairs: list[Pair], recipe: Recipe) -> tuple[list[Pair], d
 
 
 def _ended(scores: list[float], patience: int) -> bool:
-    """Whether the last ``patience`` epochs brought nothing better."""
+    """Return True if the last ``patience`` epochs brought nothing better."""
     return len(scores) > patience and max(scores[-patience:]) <= max(scores[:-patience])
 
 

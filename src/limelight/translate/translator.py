@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from importlib.resources import files
 from itertools import zip_longest
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from limelight import models
 from limelight.core.masks import Padding
-from limelight.lens.record import Record
-from limelight.lens.recorder import recording
 from limelight.nn import Seq2Seq
 from limelight.translate import vocabulary
 from limelight.translate.copying import (
@@ -34,6 +29,8 @@ from limelight.translate.copying import (
 )
 from limelight.translate.data import padded
 from limelight.translate.numerals import NUMBER
+from limelight.translate.plan import Part, Plan, shown
+from limelight.translate.results import Sentence, Translation
 from limelight.translate.search import PhraseSearch
 from limelight.translate.sentences import split
 from limelight.translate.stand_ins import StandIns, numbers_put_back, numbers_put_in, put_back, put_in
@@ -41,90 +38,12 @@ from limelight.translate.stand_ins import read as read_stand_ins
 
 _LONGEST = 16  # tokens of a piece: the model that is shipped has learned from short sentences
 _BATCH = 32
-# What makes a translation doubtful: unlikely tokens, unknown words, or, where the known ones are not listed, words in
-# more pieces than English words have.
-_UNSURE, _UNKNOWN, _PIECES = 0.48, 0.34, 2.5
-_FEW = 0.5  # tokens for each of the source's, below which something must be missing
+# What makes a sentence foreign: unknown words or, where the known ones are not listed, more pieces than English has.
+_UNKNOWN, _PIECES = 0.34, 2.5
 _LOUD = 4  # letters, from which on capitals are no name
-_SHORT = 3  # words of a text that may be a greeting
-_SHOWN = 60  # characters of a text in a note
 # The model knows straight quotation marks only.
 _QUOTES = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "‚": "'"})
 _BULLET = re.compile(r"\s*(?:[-–—*•]+|\(?\d{1,3}[.)])\s+")
-
-
-@dataclass(frozen=True)
-class Sentence:
-    """A sentence and its translation.
-
-    ``changes`` says what of its numbers, names and quotation marks is lost: "the number 5 became 50".
-    ``source_tokens`` and ``tokens`` both end with ``</s>``; ``scores`` are the log-probabilities of ``tokens``, each
-    given those before it.
-    """
-
-    source: str
-    text: str
-    source_tokens: list[str]
-    tokens: list[str]
-    scores: list[float]
-    changes: list[str]
-    _foreign: bool  # made of words that the model does not know
-    _model: Seq2Seq = field(repr=False, compare=False)
-    _ids: tuple[Tensor, Tensor] = field(repr=False, compare=False)
-
-    @cached_property
-    def record(self) -> Record:
-        """The attention of every head; row i of the decoder holds the weights with which token i was written."""
-        source, target = self._ids
-        with torch.no_grad(), recording(self._model) as record:
-            self._model(source, target[:, :-1])
-        return record
-
-    def read_by(self, model: Seq2Seq) -> Record:
-        """Return the attention of another model with the same vocabulary to the same tokens on both sides."""
-        return replace(self, _model=model).record
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether the model finds its words unlikely, as it does with what is no plain English, or left any out."""
-        short = len(self.tokens) < _FEW * len(self.source_tokens)
-        return short or self._foreign or self.likelihood < _UNSURE
-
-    @property
-    def likelihood(self) -> float:
-        """Of a token: the geometric mean of their probabilities."""
-        return math.exp(sum(self.scores) / len(self.scores))
-
-
-@dataclass(frozen=True)
-class Translation:
-    """What a text became: the ``text``, the ``sentences`` that it is made of, and ``notes`` on what was difficult."""
-
-    text: str
-    sentences: list[Sentence]
-    notes: list[str]
-
-    @property
-    def tokens(self) -> list[str]:
-        """Of all sentences."""
-        return [token for sentence in self.sentences for token in sentence.tokens]
-
-    @property
-    def scores(self) -> list[float]:
-        """Of all tokens: log-probabilities."""
-        return [score for sentence in self.sentences for score in sentence.scores]
-
-    @property
-    def record(self) -> Record:
-        """The attention of every head; ``record.calls(name)`` has a ``Weights`` for each sentence."""
-        record = Record()
-        for sentence in self.sentences:
-            for call in sentence.record.log:
-                record.add(call)
-        return record
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class Translator:
@@ -170,13 +89,35 @@ class Translator:
             found |= zip(batch, self._sentences(batch, beams), strict=True)
         return [plan.joined(found) for plan in plans]
 
-    def _plan(self, text: str) -> _Plan:
+    def score(self, text: str, target: str) -> Translation:
+        """A translation that is given, ``target``, as one sentence: how likely the model finds each of its tokens.
+
+        >>> from limelight import translate
+        >>> t = translate.load()
+        >>> cat, dog = (t.score("The cat is sleeping.", f"Le {x} dort.").sentences[0] for x in ("chat", "chien"))
+        >>> cat.likelihood > dog.likelihood
+        True
+        """
+        texts = [_normal(given).strip() for given in (text, target)]
+        if not all(texts):
+            raise ValueError(f"score: the {'text' if not texts[0] else 'translation'} is empty")
+        source, written = vocabulary.encode(self.tokenizer, texts)
+        most = int(self.model.config["max_position_embeddings"])  # type: ignore[index]
+        if max(len(source), len(written)) > most:
+            raise ValueError(f"score: {len(source)} and {len(written)} tokens; give at most {most}, such as a sentence")
+        ids = [self._padding, *written]
+        sentence = self._sentence(texts[0], source, ids, self._scores([source], [ids])[0])
+        strange = [c for given in texts for c in self._strange(given)]
+        notes = (
+            [f"left out, characters that the model does not know: {' '.join(dict.fromkeys(strange))}"]
+            if strange
+            else []
+        )
+        return Translation(texts[1], [sentence], [*notes, *(f"{x}: {shown(texts[0])}" for x in sentence.changes)])
+
+    def _plan(self, text: str) -> Plan:
         parts, notes = [], []
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"translate: the text is no UTF-8: {error.reason} at {error.start}") from None
-        text = unicodedata.normalize("NFC", text).translate(_QUOTES)
+        text = _normal(text)
         pieces = split(text, lambda part: self._length(part) <= _LONGEST)
         for piece, following in zip_longest(pieces, pieces[1:]):
             before, inside, after = self._edges(piece.text)
@@ -187,11 +128,11 @@ class Translator:
             if foreign or not any(map(str.isalpha, inside)):
                 parts.append(Part(piece.text, "", piece.after))
                 if foreign:
-                    notes.append(f"kept as it is, in letters that the model does not know: {_shown(piece.text)}")
+                    notes.append(f"kept as it is, in letters that the model does not know: {shown(piece.text)}")
                 continue
             if strange:
-                letters = _shown(" ".join(dict.fromkeys(strange)))
-                notes.append(f"left out, characters that the model does not know: {letters} in {_shown(piece.text)}")
+                letters = shown(" ".join(dict.fromkeys(strange)))
+                notes.append(f"left out, characters that the model does not know: {letters} in {shown(piece.text)}")
             if piece.goes_on and (joining := inside.split(" ")[0]) in self.stand_ins.joining:
                 before += self.stand_ins.joining[joining] + " "
                 inside = inside[len(joining) :].lstrip()
@@ -210,7 +151,7 @@ class Translator:
                     small=small or (piece.goes_on and inside.startswith(("I ", "I'"))),
                 )
             )
-        return _Plan(parts, notes)
+        return Plan(parts, notes)
 
     def _length(self, text: str) -> int:
         """The number of tokens, where a name or a number is as long as one that the model knows."""
@@ -260,12 +201,17 @@ class Translator:
     def _read(self, texts: list[str], beams: int) -> list[Sentence]:
         ids = vocabulary.encode(self.tokenizer, texts)
         targets = [self._kept(*given, beams) for given in zip(texts, ids, self._generated(ids, beams), strict=True)]
+        scores = self._scores(ids, targets)
+        return [self._sentence(*given) for given in zip(texts, ids, targets, scores, strict=True)]
+
+    def _scores(self, ids: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
+        """The log-probability of each token of the targets after the first, and of padding after them."""
         source, lengths = padded(ids, self._padding)
         target, _ = padded(targets, self._padding)
         with torch.no_grad():
             logits = self.model(source, target[:, :-1], mask=Padding(lengths))
-            scores = logits.log_softmax(-1).gather(2, target[:, 1:, None])[..., 0]
-        return [self._sentence(*given) for given in zip(texts, ids, targets, scores.tolist(), strict=True)]
+            scores: list[list[float]] = logits.log_softmax(-1).gather(2, target[:, 1:, None])[..., 0].tolist()
+        return scores
 
     def _ended(self, target: list[int]) -> list[int]:
         """Tokens up to the one that ends the text."""
@@ -355,63 +301,18 @@ class Translator:
         return count > _PIECES * len(plain)
 
 
-@dataclass(frozen=True)
-class Part:
-    """A sentence to be translated, with what stands around it and is not."""
-
-    before: str
-    text: str
-    after: str
-    bare: bool = False  # the full stop at the end of the text is not its own
-    loud: bool = False  # it was in capitals
-    small: bool = False  # it goes on after a part of the same sentence
-
-    @property
-    def texts(self) -> list[str]:
-        """The sentence as it may be translated: a greeting without its mark may want an exclamation mark."""
-        if self.bare and len(self.text.split()) <= _SHORT:
-            return [self.text, f"{self.text[:-1]}!"]
-        return [self.text] if self.text else []
-
-    def chosen(self, found: dict[str, Sentence]) -> Sentence:
-        """The translation that the model finds likelier."""
-        return max((found[text] for text in self.texts), key=lambda one: one.likelihood)
-
-    def translated(self, found: dict[str, Sentence]) -> str:
-        """With what stands around it."""
-        text = self.chosen(found).text if self.text else ""
-        text = text.rstrip(".!\u00a0\u202f ") if self.bare else text
-        first = re.match(r"[^\W\d_]*", text)
-        named = first is not None and first[0] in re.findall(r"[^\W\d_]+", self.text)
-        text = text[:1].lower() + text[1:] if self.small and not named else text
-        return self.before + (text.upper() if self.loud else text) + self.after
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What is to be done for a text."""
-
-    parts: list[Part]
-    notes: list[str]
-
-    def joined(self, found: dict[str, Sentence]) -> Translation:
-        """What was done."""
-        sentences = [part.chosen(found) for part in self.parts if part.text]
-        doubts = [f"doubtful, is it everyday English? {_shown(s.source)}" for s in sentences if s.doubtful]
-        lost = [f"{change}: {_shown(s.source)}" for s in sentences for change in s.changes]
-        text = "".join(part.translated(found) for part in self.parts)
-        return Translation(text, sentences, [*self.notes, *dict.fromkeys([*lost, *doubts])])
+def _normal(text: str) -> str:
+    """A text in the characters that the model knows: composed letters, straight quotation marks."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"translate: the text is no UTF-8: {error.reason} at {error.start}") from None
+    return unicodedata.normalize("NFC", text).translate(_QUOTES)
 
 
 def _without_comma(text: str) -> tuple[str, str]:
     """A part of a sentence and the comma, colon or semicolon after it, with the space that French has before these."""
     return text[:-1].rstrip(), text[-1] if text[-1] == "," else f" {text[-1]}"
-
-
-def _shown(text: str) -> str:
-    """For a note: in quotation marks, short, and with no character that a terminal would obey."""
-    text = text.strip()
-    return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")
 
 
 def shipped() -> Path:

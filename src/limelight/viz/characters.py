@@ -52,8 +52,17 @@ def side_by_side(pictures: Sequence[Picture]) -> str:
     return "\n".join("   ".join(row).rstrip() for row in zip(*blocks, strict=True))
 
 
+def without_marker(token: str) -> str:
+    """Return a token without ``▁``, which stands for the space before it; a space alone is ``␣``."""
+    return token.removeprefix("▁").replace("▁", " ") or "␣" * bool(token)
+
+
 def short(name: str) -> str:
-    """Shorten a token to a few printable characters."""
-    name = name.replace("\n", "↵").replace("\t", "⇥") or "∅"
+    """Shorten a token to a few printable characters, without the mark of the space before it.
+
+    >>> short("▁cat"), short("▁"), short("▁antidisestablishment")
+    ('cat', '␣', 'antidisestabl…')
+    """
+    name = without_marker(name).replace("\n", "↵").replace("\t", "⇥") or "∅"
     name = "".join(c if c.isprintable() else "�" for c in name)
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"

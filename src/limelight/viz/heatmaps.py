@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MOST_NUMBERS = 24  # rows and columns of a matrix whose numbers are written into the cells
 _FEW_CELLS = 48 * 48  # of a figure, each of which is to be told from the others
 
 
@@ -46,23 +47,36 @@ def print_heatmaps(pictures: Sequence[Picture], console: Console) -> None:
         console.print(heatmap(p), soft_wrap=True)
 
 
-def figure_of(pictures: Sequence[Picture]) -> Figure:
-    """Draw a figure with a heatmap for each picture."""
+def figure_of(pictures: Sequence[Picture], numbers: bool = False) -> Figure:
+    """Draw a figure with a heatmap for each picture, if wanted with its numbers in the cells."""
     need_matplotlib()
-    from matplotlib.figure import Figure
-
     cols = math.ceil(math.sqrt(len(pictures)))
     lines = math.ceil(len(pictures) / cols)
-    figure = Figure(figsize=(1 + 3.6 * cols, 0.6 + 3.4 * lines), layout="constrained")
+    figure = _figure_class()(figsize=(1 + 3.6 * cols, 0.6 + 3.4 * lines), layout="constrained")
     axes = figure.subplots(lines, cols, squeeze=False).flat
     for axis, picture in zip(axes, pictures, strict=False):
-        draw(picture, axis)
+        draw(picture, axis, numbers)
     for axis in axes[len(pictures) :]:
         axis.set_axis_off()
     return figure
 
 
-def draw(picture: Picture, axis: Axes) -> None:
+def _figure_class() -> type[Figure]:
+    """Return a figure that a notebook shows as a cell's value: once, whether or not pyplot has been imported."""
+    from io import BytesIO
+
+    from matplotlib.figure import Figure
+
+    class NotebookFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            file = BytesIO()
+            self.savefig(file, format="png")
+            return file.getvalue()
+
+    return NotebookFigure
+
+
+def draw(picture: Picture, axis: Axes, numbers: bool = False) -> None:
     """Draw on given axes. Colours follow the square root; in a large picture, a few cells may saturate."""
     from matplotlib.colors import PowerNorm
 
@@ -80,8 +94,29 @@ def draw(picture: Picture, axis: Axes) -> None:
         getattr(axis, f"set_{which}ticks")(
             ticks, [short(names[i]).replace("$", r"\$") for i in ticks], fontsize=7, rotation=rotation
         )
+    if numbers:
+        _write_numbers(picture, axis, brightest or 1.0)
     axis.set_xlabel("keys", fontsize=8)
     axis.set_ylabel("queries", fontsize=8)
+
+
+def _write_numbers(picture: Picture, axis: Axes, brightest: float) -> None:
+    """Write each number into its cell, dark on bright cells and bright on dark ones."""
+    rows, cols = picture.matrix.shape
+    size = max(4.0, min(8.0, 60 / max(rows, cols)))
+    for i, row in enumerate(picture.matrix.tolist()):
+        for j, x in enumerate(row):
+            colour = "black" if x > 0.35 * brightest else "white"
+            axis.text(j, i, f"{x:.2f}", ha="center", va="center", fontsize=size, color=colour)
+
+
+def check_numbers(rows: int, cols: int) -> None:
+    """Raise an error where numbers would not fit into the cells."""
+    if max(rows, cols) > MOST_NUMBERS:
+        raise ValueError(
+            f"show: numbers=True writes into {rows} × {cols} cells, and there is room for {MOST_NUMBERS} × "
+            f"{MOST_NUMBERS}; draw a part with ll.Weights.from_dense(A[…, queries, keys])"
+        )
 
 
 def room(on: Any) -> tuple[int, int]:
@@ -100,15 +135,20 @@ def need_matplotlib() -> None:
         raise ImportError("a figure needs matplotlib: pip install 'limelight[plot]'") from None
 
 
-def put(pictures: Sequence[Picture], on: Any) -> Any:
-    """Draw on a terminal, a console of rich, a new figure or the axes of one."""
+def put(pictures: Sequence[Picture], on: Any, numbers: bool = False) -> Any:
+    """Draw on a terminal, a console of rich, a new figure or the axes of one; with ``numbers``, write the weights."""
     if on == "terminal" or isinstance(on, Console):
-        return print_heatmaps(pictures, on if isinstance(on, Console) else Console(highlight=False))
+        console = on if isinstance(on, Console) else Console(highlight=False)
+        if not numbers:
+            return print_heatmaps(pictures, console)
+        from limelight.viz.tables import matrix_tables
+
+        return console.print(matrix_tables(pictures))
     if on == "figure":
-        return figure_of(pictures)
+        return figure_of(pictures, numbers)
     if hasattr(on, "imshow"):
         if len(pictures) != 1:
             raise ValueError(f"show: one matrix fits on axes and there are {len(pictures)}; choose one with head=…")
-        draw(pictures[0], on)
+        draw(pictures[0], on, numbers)
         return on.figure
     raise TypeError(f"show: on = {on!r}; give 'terminal', 'figure', a rich Console or the axes of a matplotlib figure")

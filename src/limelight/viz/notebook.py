@@ -1,4 +1,4 @@
-"""Matrices, masks and tables as HTML for notebooks: small, without scripts, for light and dark pages alike.
+"""Matrices, tables and texts as HTML for notebooks: small, without scripts, for light and dark pages alike.
 
 Colours are shades of one accent over whatever the page's background is, and text has the page's own colour.
 """
@@ -44,14 +44,22 @@ def matrix_html(
     return _block(title, _picture(shade), f"{x.shape[0]} × {x.shape[1]}, largest {largest:.3g}")
 
 
-def mask_html(allowed: ArrayLike, title: str = "") -> str:
-    """Return a mask as a picture: filled where a query may attend, faint where it may not.
+def side_by_side_html(parts: Sequence[str], title: str = "") -> str:
+    """Return pieces of HTML in a row, which breaks where there is no room.
 
-    >>> "data:image/png" in mask_html([[True, False], [True, True]], "Causal()")
+    >>> side_by_side_html(["<p>a</p>", "<p>b</p>"], "both").count("<p>")
+    2
+    """
+    return _block(title, f'<div style="display: flex; flex-wrap: wrap; gap: 4px 22px">{"".join(parts)}</div>')
+
+
+def text_html(text: str, below: str = "") -> str:
+    """Return a text, and smaller ones below it.
+
+    >>> "&lt;b&gt;" in text_html("<b>")
     True
     """
-    x = _two_dimensional("mask_html", allowed).astype(float)
-    return _block(title, _picture(0.08 + 0.92 * x, smallest=9), f"{x.shape[0]} queries × {x.shape[1]} keys")
+    return _block(text, "", below)
 
 
 def table_html(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, title: str = "") -> str:
@@ -109,7 +117,7 @@ def _numbers(x: NDArray[np.float64], rows: Sequence[str] | None, cols: Sequence[
     return f'<table style="border-spacing: 2px; border-collapse: separate">{body}</table>'
 
 
-def _picture(shade: NDArray[np.float64], smallest: int = 3) -> str:
+def _picture(shade: NDArray[np.float64]) -> str:
     """Return shades from 0 to 1 as an image, a pixel for each or for several, of which it shows the darkest."""
     rows, cols = shade.shape
     if not rows or not cols:
@@ -119,7 +127,7 @@ def _picture(shade: NDArray[np.float64], smallest: int = 3) -> str:
         shade = np.maximum.reduceat(
             np.maximum.reduceat(shade, np.arange(0, rows, step), 0), np.arange(0, cols, step), 1
         )
-    wide = min(_WIDE, max(smallest * cols, 24))
+    wide = min(_WIDE, max(3 * cols, 24))
     high = max(1, round(wide * rows / cols))
     style = f"width: {wide}px; height: {high}px; image-rendering: pixelated; outline: 1px solid rgb(128 128 128 / .35)"
     source = base64.b64encode(_png(shade)).decode()

@@ -30,7 +30,7 @@ def messages_console() -> Console:
 
 def matrix_table(picture: Picture) -> Table:
     """Make a table of the numbers of a matrix; names are text, whatever they contain."""
-    table = Table(title=Text(picture.title), box=SIMPLE_HEAD, title_justify="left", title_style="bold")
+    table = Table(box=SIMPLE_HEAD)
     table.add_column("")
     for name in picture.cols:
         table.add_column(Text(one_line(name)), justify="right")
@@ -44,10 +44,10 @@ def _number(x: float) -> str:
 
 
 def matrix_tables(pictures: Sequence[Picture]) -> RenderableType:
-    """Make a table for each matrix, one below the other."""
+    """Make a table for each matrix under its title, one below the other."""
     parts: list[RenderableType] = []
     for picture in pictures:
-        parts += [matrix_table(picture), Text()]
+        parts += [Text(picture.title, style="bold"), matrix_table(picture)]
     return Group(*parts)
 
 

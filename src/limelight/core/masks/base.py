@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from limelight.core.broadcasting import common_lead
-from limelight.core.masks.drawing import draw
+from limelight.core.masks.drawing import draw, draw_html
 from limelight.core.spans import complement, intersection, union
 from limelight.core.tracing import is_traced
 
@@ -85,6 +85,9 @@ class Mask:
     def __str__(self) -> str:
         return draw(self, *self._extent())
 
+    def _repr_html_(self) -> str:
+        return draw_html(self, *self._extent())
+
 
 def _as_mask(value: object, operator: str) -> Mask:
     if isinstance(value, Mask):
@@ -103,7 +106,9 @@ class LoweredMask:
         self.prepared: Any = None
 
 
-_CACHED_QUERIES = 4096  # with more queries, lowering costs little beside the attention itself, and spans are large
+_CACHED_QUERIES = (
+    4096  # with more queries, lowering costs little compared with the attention itself, and spans are large
+)
 _CACHE_SIZE = 256
 _cache: dict[Hashable, LoweredMask] = {}
 

@@ -26,6 +26,8 @@ def as_counts(mask: str, name: str, value: object) -> Tensor:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{mask}: {name} must be whole numbers, not {value!r}") from None
+    if not isinstance(value, Tensor) and not tensor.numel():
+        raise ValueError(f"{mask}: {name} is empty; give one number, or one for each sequence")
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"{mask}: {name} must be whole numbers, not {tensor.dtype}")
     tensor = tensor.detach().to(torch.int64).reshape(-1)

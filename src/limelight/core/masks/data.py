@@ -145,6 +145,8 @@ def _id_rows(name: str, ids: Sequence[int] | Tensor) -> Tensor:
         tensor = ids if isinstance(ids, Tensor) else torch.as_tensor(ids)
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"Documents: {name} must be whole numbers, as many in every row") from None
+    if not isinstance(ids, Tensor) and not tensor.numel():
+        raise ValueError(f"Documents: {name} is empty; give a number for each token")
     if tensor.is_floating_point() or tensor.is_complex():
         raise TypeError(f"Documents: {name} must be whole numbers, not {tensor.dtype}")
     if tensor.ndim == 0:

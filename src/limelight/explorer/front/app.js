@@ -1,14 +1,15 @@
 // The frame around the rooms: the header, the address, the theme.
 import * as address from "./address.js";
-import { count, h } from "./dom.js";
+import { count, h, waiting } from "./dom.js";
 import { headsRoom } from "./rooms/heads.js";
 import { mapRoom } from "./rooms/map.js";
 import { stepsRoom } from "./rooms/steps.js";
 import { textRoom } from "./rooms/text.js";
 import { translateRoom } from "./rooms/translate.js";
+import { whatIfRoom } from "./rooms/what_if.js";
 import { Subject } from "./subject.js";
 
-const ROOMS = [headsRoom, mapRoom, textRoom, stepsRoom, translateRoom];
+const ROOMS = [headsRoom, mapRoom, textRoom, stepsRoom, translateRoom, whatIfRoom];
 
 /** Starts the explorer in an element, with data from a source. */
 export async function start(root, source, { embedded = false } = {}) {
@@ -94,6 +95,12 @@ class App {
     this.main.replaceChildren();
     this.main.className = `room ${this.room.id}`;
     this.open = this.room.open(this, this.main);
+  }
+
+  /** Whether nothing is being asked, waited for or drawn. */
+  get isIdle() {
+    const plots = this.open?.shown ?? [this.open?.plot];
+    return this.source.pending === 0 && waiting.size === 0 && !plots.some((plot) => plot?.dirty);
   }
 
   /** Tells a screen reader. */

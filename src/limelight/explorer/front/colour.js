@@ -21,6 +21,15 @@ export function mixed(stops, t) {
   return stops[i].map((c, k) => Math.round(c + f * (stops[i + 1][k] - c)));
 }
 
+const STEPS = 4096; // of a ramp, as pixels
+const ramps = new Map();
+
+/** A ramp as pixels; the last one stands for 1. */
+function rampOf(stops) {
+  if (!ramps.has(stops)) ramps.set(stops, Uint32Array.from({ length: STEPS + 1 }, (_, n) => pixel(mixed(stops, n / STEPS))));
+  return ramps.get(stops);
+}
+
 const number = new Float32Array(1), bits = new Uint32Array(number.buffer);
 const LOW = 1e-4; // of the largest: where a logarithmic scale begins
 const FIRST = 24832, LAST = 65280; // of the table: 2⁻³⁰, and infinity
@@ -68,23 +77,21 @@ export class Scale {
    */
   get table() {
     if (this.made) return this.made;
-    const table = new Uint32Array(1 << 17), zero = pixel(this.rgb(0));
-    table.fill(zero, 0, FIRST);
-    for (let n = FIRST; n < LAST; n++) {
-      bits[0] = (n << 15) | (1 << 14);
-      if (number[0] > 2 * this.high) {
-        table.fill(pixel(this.rgb(this.high)), n, LAST);
-        break;
-      }
-      table[n] = pixel(this.rgb(number[0]));
-    }
-    if (this.signed) {
-      table.fill(zero, 65536, 65536 + FIRST);
+    const table = new Uint32Array(1 << 17), ramp = rampOf(this.stops), zero = ramp[Math.round(STEPS * this.place(0))];
+    const half = (sign, from) => {
+      table.fill(zero, from, from + FIRST);
       for (let n = FIRST; n < LAST; n++) {
         bits[0] = (n << 15) | (1 << 14);
-        table[65536 + n] = pixel(this.rgb(-Math.min(number[0], this.high)));
+        table[from + n] = ramp[Math.round(STEPS * this.place(sign * number[0]))];
+        if (number[0] > this.high) {
+          table.fill(table[from + n], from + n, from + LAST);
+          break;
+        }
       }
-    } else table[65536] = zero; // −0
+    };
+    half(1, 0);
+    if (this.signed) half(-1, 65536);
+    else table[65536] = zero; // −0
     return (this.made = table);
   }
 

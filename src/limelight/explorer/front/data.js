@@ -2,11 +2,18 @@
 
 const TYPES = { float32: Float32Array, int32: Int32Array, uint16: Uint16Array, uint8: Uint8Array };
 
-/** Answers questions. Those of the background wait until nothing else is under way, 1 before 2, one at a time. */
+const BACKGROUND = 2; // questions of the background that are under way at a time
+
+/** Answers questions. Those of the background wait until nothing else is under way, 1 before 2. */
 class Source {
   #foreground = 0;
   #waiting = [];
-  #busy = false;
+  #background = 0;
+
+  /** Questions that have not been answered. */
+  get pending() {
+    return this.#foreground + this.#background + this.#waiting.length;
+  }
 
   /** Returns { data, arrays }, or throws; an AbortSignal gives up on the answer. */
   async ask(name, given = {}, { signal, background = 0 } = {}) {
@@ -25,17 +32,18 @@ class Source {
   }
 
   async #next() {
-    if (this.#busy || this.#foreground) return;
+    if (this.#foreground || this.#background >= BACKGROUND) return;
     const one = this.#waiting.shift();
     if (!one) return;
-    this.#busy = true;
+    this.#background += 1;
+    this.#next();
     try {
       if (one.signal?.aborted) throw new DOMException("no longer wanted", "AbortError");
       one.resolve(await this.answer(one.name, one.given, one.signal));
     } catch (error) {
       one.reject(error);
     } finally {
-      this.#busy = false;
+      this.#background -= 1;
       this.#next();
     }
   }

@@ -61,14 +61,24 @@ export function reach(container, chosen) {
   for (const button of container.querySelectorAll("button")) button.tabIndex = button === chosen ? 0 : -1;
 }
 
+/** Calls that wait for quiet, by their timers. */
+export const waiting = new Set();
+
 /** Calls f once things have been quiet for so many milliseconds. */
 export function settled(f, wait) {
   let timer = 0;
   const later = (...given) => {
-    clearTimeout(timer);
-    timer = setTimeout(() => f(...given), wait);
+    later.cancel();
+    timer = setTimeout(() => {
+      waiting.delete(timer);
+      f(...given);
+    }, wait);
+    waiting.add(timer);
   };
-  later.cancel = () => clearTimeout(timer);
+  later.cancel = () => {
+    clearTimeout(timer);
+    waiting.delete(timer);
+  };
   return later;
 }
 

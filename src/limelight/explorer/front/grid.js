@@ -11,11 +11,12 @@ export class HeadGrid {
     this.controls = h("div", { class: "head-controls" });
     this.chips = h("div", { class: "chips", role: "group", "aria-label": "Labels" });
     this.list = h("div", { class: `heads-grid${this.large ? " large" : ""}`, role: "group", "aria-label": "Heads" });
-    this.empty = h("p", { class: "soft", hidden: true }, "No head has this label.");
+    this.empty = h("p", { class: "soft", hidden: true }, "There is no such head.");
     this.element = h("div", { class: "head-picker" }, this.controls, this.chips, this.list, this.empty);
     roving(this.list, () => this.columns);
     this.label = app.state.label ?? "";
     this.sort = app.state.sort ?? "";
+    this.least = Number(app.state.least) || 0; // of the measure that is sorted by, as a share of the largest
     this.shown = new IntersectionObserver((entries) => entries.forEach((entry) => entry.isIntersecting && this.#draw(entry.target)));
     if (this.large) {
       this.resized = new ResizeObserver(() => this.#size());
@@ -41,9 +42,17 @@ export class HeadGrid {
     this.controls.replaceChildren(
       many ? dropdown("Attention", subject.groups.map((g) => [g, g.title]), group, (g) => app.go({ call: g.calls[0], head: 0 }, true)) : "",
       batches > 1 ? dropdown("Batch element", Array.from({ length: batches }, (_, b) => [b, `text ${b + 1}`]), state.batch, (b) => app.go({ batch: b }, true)) : "",
-      this.large ? h("label", {}, "sort by ", dropdown("Sort by", [["", "layer"], ...MEASURES.map((m) => [m, m])], this.sort, (m) => this.#arrange({ sort: m }))) : "");
+      this.large ? h("label", {}, "sort by ", dropdown("Sort by", [["", "layer"], ["label", "label"], ...MEASURES.map((m) => [m, m])], this.sort, (m) => this.#arrange({ sort: m, least: 0 }))) : "",
+      this.large ? this.#threshold() : "");
     this.#arrange({});
     for (const call of group.calls) subject.report(call).then(() => this.#labelled(), () => {});
+  }
+
+  /** A slider that leaves out heads with less of the measure that is sorted by. */
+  #threshold() {
+    this.slider = h("input", { type: "range", min: 0, max: 1, step: 0.01, value: this.least, "aria-label": "At least", oninput: (event) => this.#arrange({ least: +event.target.value }) });
+    this.said = h("output", {});
+    return (this.limit = h("label", { class: "slider" }, "at least", this.slider, this.said));
   }
 
   #heads() {
@@ -54,14 +63,22 @@ export class HeadGrid {
   }
 
   /** Lays the thumbnails out anew, by another sort or label. */
-  #arrange({ sort = this.sort, label = this.label }) {
-    Object.assign(this, { sort, label });
-    if (this.large) this.app.go({ sort, label });
+  #arrange({ sort = this.sort, label = this.label, least = this.least }) {
+    Object.assign(this, { sort, label, least });
+    if (this.large) this.app.go({ sort, label, least: least || null });
     const { subject } = this.app;
     let heads = this.#heads();
-    const byLayer = !sort;
+    const byLayer = !sort, measured = MEASURES.includes(sort);
     if (label) heads = heads.filter(({ row }) => row?.label === label);
-    if (sort) heads.sort((a, b) => (b.row?.[sort] ?? -Infinity) - (a.row?.[sort] ?? -Infinity));
+    if (this.limit) {
+      const most = measured ? Math.max(0, ...heads.map(({ row }) => row?.[sort] ?? 0)) : 0;
+      this.limit.hidden = !measured;
+      this.slider.value = least;
+      this.said.textContent = (least * most).toFixed(2);
+      if (measured && least) heads = heads.filter(({ row }) => (row?.[sort] ?? -1) >= least * most);
+    }
+    if (measured) heads.sort((a, b) => (b.row?.[sort] ?? -Infinity) - (a.row?.[sort] ?? -Infinity));
+    else if (sort) heads.sort((a, b) => (a.row?.label ?? "").localeCompare(b.row?.label ?? ""));
     const widest = Math.max(...this.group.calls.map((call) => subject.calls[call].heads));
     this.columns = byLayer && !label ? widest : Math.min(widest, 12);
     this.list.style.setProperty("--columns", this.columns);
@@ -95,7 +112,7 @@ export class HeadGrid {
 
   #caption(call, head, row) {
     const { layer } = this.app.subject.calls[call], place = this.sort || this.label ? `${layer ?? "·"}.${head} ` : "";
-    if (this.sort && row) return `${place}${row[this.sort] === null ? "–" : row[this.sort].toFixed(this.sort === "distance" ? 1 : 2)}`;
+    if (MEASURES.includes(this.sort) && row) return `${place}${row[this.sort] === null ? "–" : row[this.sort].toFixed(this.sort === "distance" ? 1 : 2)}`;
     return `${place}${row?.label ?? "…"}`;
   }
 

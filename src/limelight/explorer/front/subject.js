@@ -61,6 +61,12 @@ export class Subject {
     return this.calls[call].report?.[head] ?? null;
   }
 
+  /** All heads for a drop-down list: ["call.head", name]. */
+  get allHeads() {
+    const named = (c, call, head) => [`${call}.${head}`, this.groups.length > 1 ? `${this.name(call, head)} · ${c.stack} ${c.kind}` : this.name(call, head)];
+    return (this.listed ??= this.calls.flatMap((c, call) => Array.from({ length: c.heads }, (_, head) => named(c, call, head))));
+  }
+
   /** A head's name. */
   name(call, head) {
     const { layer, name } = this.calls[call];

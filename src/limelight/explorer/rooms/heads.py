@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from limelight.explorer.questions import Answer, Arguments, question
+from limelight.explorer.questions import BACKGROUND, QUICK, Answer, Arguments, question
 from limelight.explorer.subject import SMALL, Subject
 
 _CELLS = 64  # of a thumbnail, on a side
@@ -15,12 +15,12 @@ def about(subject: Subject, arguments: Arguments) -> Answer:
     return Answer(subject.about())
 
 
-def _is_slow(subject: Subject, arguments: Arguments) -> bool:
+def _lane(subject: Subject, arguments: Arguments) -> str:
     matrix = arguments.matrix(subject)
-    return matrix.N * matrix.M > SMALL
+    return BACKGROUND if matrix.N * matrix.M > SMALL else QUICK
 
 
-@question("thumbnails", slow=_is_slow)
+@question("thumbnails", _lane)
 def thumbnails(subject: Subject, arguments: Arguments) -> Answer:
     """Return small pictures of some heads of a call."""
     matrix = arguments.matrix(subject)
@@ -30,7 +30,7 @@ def thumbnails(subject: Subject, arguments: Arguments) -> Answer:
     return Answer({}, found)
 
 
-@question("report", slow=True)
+@question("report", BACKGROUND)
 def report(subject: Subject, arguments: Arguments) -> Answer:
     """Return the measures and the label of every head of a call."""
     return Answer({"rows": subject.report(arguments.matrix(subject).number)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from limelight.explorer.questions import Answer, Arguments, question, wholes
+from limelight.explorer.questions import QUICK, SLOW, Answer, Arguments, question, wholes
 from limelight.explorer.subject import Subject
 from limelight.explorer.tiles import SIDE, Rectangle, top_level
 
@@ -10,9 +10,10 @@ _TOGETHER = 16  # tiles of a request
 REDUCE = ("mean", "max")
 
 
-def _is_slow(subject: Subject, arguments: Arguments) -> bool:
+def _lane(subject: Subject, arguments: Arguments) -> str:
     head, reduce = arguments.head(subject), arguments.choice("reduce", REDUCE, "mean")
-    return not all(head.is_ready(level, reduce) for level, _, _ in _tiles(arguments, head.size))
+    ready = all(head.is_ready(level, reduce) for level, _, _ in _tiles(arguments, head.size))
+    return QUICK if ready else SLOW
 
 
 def _tiles(arguments: Arguments, size: tuple[int, int]) -> list[tuple[int, int, int]]:
@@ -26,7 +27,7 @@ def _tiles(arguments: Arguments, size: tuple[int, int]) -> list[tuple[int, int, 
     return found
 
 
-@question("tiles", slow=_is_slow)
+@question("tiles", _lane)
 def tiles(subject: Subject, arguments: Arguments) -> Answer:
     """Return the cells of some tiles ``[level, row, column]``: float32, −1 where all of a cell is masked."""
     head, reduce = arguments.head(subject), arguments.choice("reduce", REDUCE, "mean")
@@ -34,7 +35,7 @@ def tiles(subject: Subject, arguments: Arguments) -> Answer:
     return Answer({}, {"/".join(map(str, tile)): head.tile(*tile, reduce) for tile in wanted})
 
 
-@question("strips", slow=True)
+@question("strips", SLOW)
 def strips(subject: Subject, arguments: Arguments) -> Answer:
     """Return the entropy of every row, the attention that every key receives, and the mean weight by distance."""
     return Answer({}, dict(arguments.head(subject).strips()))

@@ -1,4 +1,4 @@
-"""Steps: what attention does, number by number: the worked example, and a query of a real head."""
+"""Steps: what attention does, number by number: the worked example, and a real head, for any text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from limelight.core.examples import EMBEDDINGS, TOKENS, W_K, W_Q, W_V
 from limelight.core.masks import Causal, Mask, Window
-from limelight.explorer.questions import Answer, Arguments, RefusedError, question
+from limelight.explorer.questions import SLOW, Answer, Arguments, RefusedError, question
 from limelight.explorer.subject import Subject, strongest
 from limelight.matrix.lazy import LazyWeights
 from limelight.matrix.steps import trace
@@ -19,6 +19,7 @@ from limelight.matrix.steps import trace
 _LARGEST = 8  # rows and columns of a matrix that can be edited
 _VALUE = 1e3  # a number that can be entered, at most
 _SHOWN = 12  # keys of a query of a real head
+_LONGEST, _TOKENS = 400, 48  # characters and tokens of a text that a real head reads from its beginning to the output
 _MASKS: dict[str, Mask | None] = {"none": None, "causal": Causal(), "window": Window(1)}
 _MATRICES = ("x", "W_Q", "W_K", "W_V")
 
@@ -116,4 +117,42 @@ def query(subject: Subject, arguments: Arguments) -> Answer:
     )
 
 
-QUESTIONS = (example, steps, query)
+@question("own", SLOW)
+def own(subject: Subject, arguments: Arguments) -> Answer:
+    """Run the model on a text, and return every step of one head, from the layer's input to the head's output."""
+    if subject.reader is None:
+        raise RefusedError("the model is not at hand, only what it attended to; limelight explore --model has it")
+    matrix = arguments.matrix(subject)
+    head = arguments.whole("head", 0, matrix.H - 1)
+    text = arguments.text("text", _LONGEST)
+    if (count := subject.reader.count(text)) > _TOKENS:
+        raise RefusedError(f"the text has {count} tokens; write at most {_TOKENS}")
+    with subject.running:
+        try:
+            reading, found = subject.reader.read_with_inputs(text, matrix.call.name)
+        except ValueError as error:
+            raise RefusedError(str(error)) from None
+    call = reading.record.log[-1]
+    queries, keys = reading.names(call)
+    with torch.no_grad():
+        q, k, v = (x.float() for x in (found.q, found.k, found.v))
+        traced = trace(q, k, v, tokens=(queries, keys), **found.options)
+    group = found.q.shape[1] // found.k.shape[1]
+    arrays = {name: getattr(traced, name)[0, head // group if name in ("k", "v") else head] for name in traced.shown}
+    if found.x is not None:
+        arrays = {"x": found.x[0], **arrays}
+    scale = found.options.get("scale")
+    return Answer(
+        {
+            "queries": list(queries),
+            "keys": list(keys),
+            "module": call.name,
+            "scale": float(found.q.shape[-1] ** -0.5 if scale is None else scale),
+            "softcap": found.options.get("softcap"),
+            "sink": "sink" in found.options,
+        },
+        {name: x.detach().float().cpu().numpy() for name, x in arrays.items()},
+    )
+
+
+QUESTIONS = (example, steps, query, own)

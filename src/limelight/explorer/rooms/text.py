@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limelight.explorer.questions import Answer, Arguments, RefusedError, question
+from limelight.explorer.questions import QUICK, SLOW, Answer, Arguments, RefusedError, question
 from limelight.explorer.subject import Matrix, Subject
 from limelight.explorer.tiles import Floats
 from limelight.matrix.base import Weights
@@ -63,11 +63,12 @@ def _source(subject: Subject, given: Any) -> tuple[Matrix, str, int]:
     return matrix, kind, source.whole("head", 0, matrix.H - 1, 0)
 
 
-def _is_slow(subject: Subject, arguments: Arguments) -> bool:
-    return any(_source(subject, x)[1] in ("stack", "rollout") for x in arguments.items("sources", _TOGETHER))
+def _lane(subject: Subject, arguments: Arguments) -> str:
+    kinds = {_source(subject, x)[1] for x in arguments.items("sources", _TOGETHER)}
+    return SLOW if kinds & {"stack", "rollout"} else QUICK
 
 
-@question("attention", slow=_is_slow)
+@question("attention", _lane)
 def attention(subject: Subject, arguments: Arguments) -> Answer:
     """Return, for each source, the weights of a query on all keys or those of all queries on a key.
 

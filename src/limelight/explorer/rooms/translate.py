@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from limelight.core.masks import Padding
-from limelight.explorer.questions import Answer, Arguments, RefusedError, question, wholes
+from limelight.explorer.questions import SLOW, Answer, Arguments, RefusedError, question, wholes
 from limelight.explorer.subject import Subject
 from limelight.lens.alignment import words
 from limelight.translate import Sentence, Translator, vocabulary
@@ -25,7 +25,7 @@ def _translator(subject: Subject) -> Translator:
     return subject.translator
 
 
-@question("translate", slow=True)
+@question("translate", SLOW)
 def translation(subject: Subject, arguments: Arguments) -> Answer:
     """Translate a text, and describe every sentence of it."""
     translator = _translator(subject)
@@ -40,7 +40,7 @@ def translation(subject: Subject, arguments: Arguments) -> Answer:
     return Answer({"text": found.text, "notes": found.notes, "sentences": described})
 
 
-@question("continue", slow=True)
+@question("continue", SLOW)
 def continued(subject: Subject, arguments: Arguments) -> Answer:
     """Write a sentence on from the token that begins it and some more, always with the likeliest one."""
     translator = _translator(subject)

@@ -18,14 +18,17 @@ from limelight.viz.text import one_line
 _AFTER_ATTENTION = re.compile(r"(^|\.)(pooler|classifier|score|cls|lm_head|qa_outputs)\.")
 
 
-def load_model(folder: Path, config: dict[str, Any]) -> nn.Module:
-    """Load the model in a folder with transformers; raises ``ValueError`` unless its tensors fit ``config.json``."""
+def load_model(folder: Path, config: dict[str, Any], predicts: bool = False) -> nn.Module:
+    """Load the model in a folder with transformers; raises ``ValueError`` unless its tensors fit ``config.json``.
+
+    With ``predicts`` a decoder comes with the head that predicts the next token, if the folder has one.
+    """
     kind = config.get("model_type")
     try:
         from limelight.lens.hf import interfaces  # noqa: F401  raises ImportError if transformers is too old
     except ImportError as error:
         raise ImportError(f"{folder} holds a {kind} model; {error}") from None
-    from transformers import AutoModel, AutoModelForSeq2SeqLM
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
@@ -37,7 +40,9 @@ def load_model(folder: Path, config: dict[str, Any]) -> nn.Module:
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
         hint = "; pickled weights are not read, convert them to safetensors" if pickled else ""
         raise FileNotFoundError(f"{folder} has no model.safetensors{hint}")
-    loader = AutoModelForSeq2SeqLM if config.get("is_encoder_decoder") else AutoModel
+    loader: Any = AutoModelForSeq2SeqLM if config.get("is_encoder_decoder") else AutoModel
+    if predicts and any("CausalLM" in name or "LMHead" in name for name in config.get("architectures") or ()):
+        loader = AutoModelForCausalLM
     with _quiet():
         try:
             model, info = loader.from_pretrained(

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import transformers
@@ -26,13 +25,10 @@ from limelight.core.tracing import is_traced
 from limelight.functional import attention
 from limelight.lens.hf.interfaces import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from limelight.lens.hf.masks import SpanMask, as_spans, span_mask, warn_once
-from limelight.lens.recorder import Recorder
+from limelight.lens.recorder import recorders
 from limelight.models.checkpoint import ARCHITECTURES
 
 NAME = "limelight"
-
-# The recorder of every module that is being watched.
-recorders: WeakKeyDictionary[nn.Module, Recorder] = WeakKeyDictionary()
 
 
 def register() -> None:
@@ -193,17 +189,3 @@ def refuse_own_attention(model: nn.Module) -> None:
         f"{name} of transformers {transformers.__version__} computes attention itself and does not ask its registry: "
         f"{ours if kind in ARCHITECTURES else ''}watch(model, dense=True) reads its eager weights"
     )
-
-
-@contextmanager
-def recorded_by(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Send the attention calls of a model's modules to a recorder inside a ``with`` block."""
-    before = {module: recorders[module] for module in model.modules() if module in recorders}
-    for module in model.modules():
-        recorders[module] = recorder
-    try:
-        yield
-    finally:
-        for module in model.modules():
-            recorders.pop(module, None)
-        recorders.update(before)

@@ -18,11 +18,15 @@ class Entropy(YesOrNo):
     """``-Σ a log a`` of each row, in nats."""
 
     kernel = "entropy"
+    has_kernel_gradient = True
 
     def of_block(self, block: WeightsBlock) -> Tensor:
         a = block.weights
         zero = a == 0  # where a log a is 0
         return torch.where(zero, 0.0, -a * torch.log(torch.where(zero, 1.0, a))).sum(-1)
+
+    def weighted_gradient(self, gradient: Tensor, result: Tensor, total: Tensor | float) -> Tensor:
+        return gradient * (result - total)  # Σ a · -(log a + 1)
 
 
 def entropy(self: Weights) -> Tensor:

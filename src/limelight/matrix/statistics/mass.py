@@ -23,6 +23,7 @@ class Mass(AskedStatistic):
 
     mask: Mask
     kernel = "mass"
+    has_kernel_gradient = True
 
     @classmethod
     def asked(cls, weights: Weights, value: Any) -> AskedStatistic | None:

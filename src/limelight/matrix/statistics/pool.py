@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 REDUCTIONS = ("mean", "max")
 
 
-def cells(n: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def cells(n: int, count: int, device: torch.device, side: int = 0) -> tuple[Tensor, Tensor]:
     """The first of ``n`` rows that each of ``count`` cells covers, and the one after its last.
 
-    A row that lies partly in a cell counts as a whole one, so that neighbours may share a row.
+    A row that lies partly in a cell counts as a whole one, so that neighbours may share a row. With a ``side``, cells
+    have so many rows, and the last one what is left.
     """
     c = torch.arange(count, device=device)
+    if side:
+        return c * side, ((c + 1) * side).clamp(max=n)
     return c * n // count, -(-(c + 1) * n // count)
 
 
@@ -37,16 +40,27 @@ class Pool(AskedStatistic):
     cols: int
     reduce: str = "mean"
     window: Window | None = None
+    side: int = 0  # queries and keys of a cell, where not the number of cells is given
     kernel = "pool"
+
+    @property
+    def has_kernel_gradient(self) -> bool:
+        """True for means; the gradient of a maximum needs to know which weight that is."""
+        return self.reduce == "mean"
 
     @classmethod
     def asked(cls, weights: Weights, value: Any) -> AskedStatistic | None:
-        """Make the statistic for ``(rows, cols)`` or ``(rows, cols, reduce)``."""
+        """Make the statistic for ``(rows, cols)`` or the side of a cell, either with a reduction at its end."""
         if value is None:
             return None
-        if not isinstance(value, (tuple, list)) or len(value) not in (2, 3):
-            raise TypeError(f"pool: give (rows, cols), not {value!r}")
-        return cls.checked(*value)
+        given = list(value) if isinstance(value, (tuple, list)) else [value]
+        reduce = given.pop() if given and isinstance(given[-1], str) else "mean"
+        if len(given) == 1:
+            *_, N, M = weights.shape
+            return cls.of_side(given[0], N, M, reduce)
+        if len(given) != 2:
+            raise TypeError(f"pool: give (rows, cols) or the side of a cell, not {value!r}")
+        return cls.checked(given[0], given[1], reduce)
 
     @classmethod
     def checked(cls, rows: Any, cols: Any, reduce: str = "mean", window: Window | None = None) -> Pool:
@@ -55,6 +69,15 @@ class Pool(AskedStatistic):
             raise ValueError(f"pool: reduce = {reduce!r}; there are 'mean' and 'max'")
         return cls(check_count("pool", "rows", rows, 1), check_count("pool", "cols", cols, 1), reduce, window)
 
+    @classmethod
+    def of_side(cls, side: Any, N: int, M: int, reduce: str = "mean", window: Window | None = None) -> Pool:
+        """Make cells of ``side × side`` weights, counted from the upper left corner of the window."""
+        n = check_count("pool", "cell", side, 1)
+        w = window or Window(0, N, 0, M)
+        rows, cols = -(-(w.query_end - w.query_begin) // n), -(-(w.key_end - w.key_begin) // n)
+        found = cls.checked(max(rows, 1), max(cols, 1), reduce, window)
+        return cls(found.rows, found.cols, found.reduce, window, n)
+
     def of_block(self, block: WeightsBlock) -> Tensor:
         a = block.weights
         w = self.window or Window(0, block.N, 0, block.M)
@@ -62,7 +85,9 @@ class Pool(AskedStatistic):
         if not (N and M):
             return a.new_zeros(*a.shape[:2], self.rows, self.cols)
         i, j = block.i - w.query_begin, block.j - w.key_begin
-        (top, bottom), (left, right) = cells(N, self.rows, i.device), cells(M, self.cols, i.device)
+        (top, bottom), (left, right) = (
+            cells(n, count, i.device, self.side) for n, count in ((N, self.rows), (M, self.cols))
+        )
         down = (top[:, None] <= i) & (i < bottom[:, None])  # (rows, i): the queries that a cell covers
         across = (left[:, None] <= j) & (j < right[:, None])  # (cols, j)
         if self.reduce == "mean":
@@ -79,7 +104,22 @@ class Pool(AskedStatistic):
         return [torch.zeros(sizes.B, sizes.Hq, self.rows, self.cols, dtype=dtype)]
 
     def numbers(self) -> list[float]:
-        return [self.rows, self.cols, self.reduce == "max"]
+        return [self.rows, self.cols, self.reduce == "max", self.side]
+
+    def weighted_gradient(self, gradient: Tensor, result: Tensor, total: Tensor | float) -> None:
+        return None
+
+    def output_gradient(self, gradient: Tensor, sizes: Sizes) -> Tensor:
+        """The gradient of each weight in a cell."""
+        w = self.window or Window(0, sizes.N, 0, sizes.M)
+        top, bottom = cells(w.query_end - w.query_begin, self.rows, gradient.device, self.side)
+        left, right = cells(w.key_end - w.key_begin, self.cols, gradient.device, self.side)
+        return gradient / ((bottom - top)[:, None] * (right - left))
+
+    def gradient_numbers(self, sizes: Sizes) -> list[float]:
+        """The cells down and across, the window that they show, and the side of a cell or 0."""
+        w = self.window or Window(0, sizes.N, 0, sizes.M)
+        return [self.rows, self.cols, w.query_begin, w.query_end, w.key_begin, w.key_end, self.side]
 
 
 def _largest(x: Tensor) -> Tensor:
@@ -89,17 +129,19 @@ def _largest(x: Tensor) -> Tensor:
 
 def pool(
     self: Weights,
-    rows: int,
-    cols: int,
+    rows: int | None = None,
+    cols: int | None = None,
     reduce: str = "mean",
     *,
+    cell: int | None = None,
     queries: slice | range | None = None,
     keys: slice | range | None = None,
 ) -> Tensor:
     """A picture ``(…, heads, rows, cols)``: each cell the mean or max of the weights that it covers.
 
-    ``queries`` and ``keys`` choose a rectangle of the matrix, at whose cost its picture comes once the rows' sums are
-    known.
+    Give the number of ``rows`` and ``cols``, or with ``cell`` the side of a cell: squares of ``cell × cell`` weights,
+    of which those at the lower and right edge cover what is left. ``queries`` and ``keys`` choose a rectangle of the
+    matrix, at whose cost its picture comes once the rows' sums are known.
 
     >>> import torch, limelight as ll
     >>> A = ll.weights(torch.zeros(1, 6, 8), torch.zeros(1, 6, 8), mask=ll.Causal())
@@ -108,11 +150,18 @@ def pool(
              [0.2056, 0.1278]]])
     >>> A.pool(1, 2, queries=slice(3, 6), keys=slice(0, 4))
     tensor([[[0.2056, 0.2056]]])
+    >>> A.pool(cell=4)
+    tensor([[[0.2500, 0.0000],
+             [0.1833, 0.1333]]])
     """
     *_, N, M = self.shape
     window = None
     if queries is not None or keys is not None:
         window = Window(*_bounds("queries", queries, N), *_bounds("keys", keys, M))
+    if cell is not None:
+        if rows is not None or cols is not None:
+            raise TypeError("pool: give rows and cols, or cell, not both")
+        return self._one(Pool.of_side(cell, N, M, reduce, window))
     return self._one(Pool.checked(rows, cols, reduce, window))
 
 

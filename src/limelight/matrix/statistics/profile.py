@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from limelight.backends import WeightsBlock, sum_parts
 from limelight.core.checks import check_count
@@ -25,6 +26,7 @@ class Profile(AskedStatistic):
 
     radius: int
     kernel = "profile"
+    has_kernel_gradient = True
 
     @classmethod
     def asked(cls, weights: Weights, value: Any) -> AskedStatistic | None:
@@ -63,6 +65,17 @@ class Profile(AskedStatistic):
         exists = (d > -M) & (d < N)
         found = torch.where(exists, sums[..., torch.where(exists, N - 1 - d, 0)], 0.0)
         return found / self.counts(N, M, sums.device)
+
+    def weighted_gradient(self, gradient: Tensor, result: Tensor, total: Tensor | float) -> None:
+        return None
+
+    def output_gradient(self, gradient: Tensor, sizes: Sizes) -> Tensor:
+        """The gradient of the sums by ``position - key``, each of which counts for one mean at most."""
+        N, M = sizes.N, sizes.M
+        means = gradient / self.counts(N, M, gradient.device)
+        reach = max(N, M)
+        around = pad(means, (reach - self.radius,) * 2)  # from -reach to reach, whatever the radius is
+        return around[..., reach - M + 1 : reach + N].flip(-1)
 
 
 def profile(self: Weights, radius: int) -> Tensor:

@@ -20,6 +20,7 @@ class Received(YesOrNo):
     """``Σ a`` of each column."""
 
     kernel = "received"
+    has_kernel_gradient = True
 
     def of_block(self, block: WeightsBlock) -> Tensor:
         return block.for_all_keys(block.weights.sum(2))
@@ -29,6 +30,9 @@ class Received(YesOrNo):
 
     def outputs(self, sizes: Sizes, dtype: torch.dtype) -> list[Tensor]:
         return [torch.zeros(sizes.B, sizes.Hq, sizes.M, dtype=dtype)]
+
+    def weighted_gradient(self, gradient: Tensor, result: Tensor, total: Tensor | float) -> None:
+        return None
 
 
 def received(self: Weights) -> Tensor:

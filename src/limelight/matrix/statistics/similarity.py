@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from limelight.backends import WeightsBlock, sum_parts
+from limelight.backends import WeightsBlock
 from limelight.core.problem import Sizes
 from limelight.matrix.statistics.asked import YesOrNo
 
@@ -22,20 +22,45 @@ class Similarity(YesOrNo):
     kernel = "similarity"
 
     def of_block(self, block: WeightsBlock) -> Tensor:
+        """Return ``Σ a b`` of every two heads in units of 2^(exponents), with the exponents as the last column."""
         flat = block.weights.flatten(2)
-        return flat @ flat.mT
+        if not flat.shape[2]:
+            return flat.new_zeros(*flat.shape[:2], flat.shape[1] + 1)
+        largest = flat.detach().amax(-1)
+        exponents = largest.frexp().exponent.to(flat.dtype)
+        exponents = exponents.masked_fill((largest == 0) | ~largest.isfinite(), 0)
+        scaled = _times_power(flat, -exponents[..., None])  # the squares of weights around 1e-25 would underflow
+        return torch.cat([scaled @ scaled.mT, exponents[..., None]], -1)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        return _cosines(sum_parts(parts))
+        stacked = torch.stack(list(parts))
+        products, exponents = stacked[..., :-1], stacked[..., -1]
+        empty = products.diagonal(dim1=-2, dim2=-1) == 0
+        less = exponents - exponents.masked_fill(empty, -torch.inf).amax(0).clamp(min=-1e4)
+        less = less.masked_fill(empty, 0)  # at most 0 elsewhere
+        return cosines(_times_power(products, less[..., :, None] + less[..., None, :]).sum(0))
 
     def outputs(self, sizes: Sizes, dtype: torch.dtype) -> list[Tensor]:
-        return [torch.zeros(sizes.B, sizes.Hq, sizes.Hq, dtype=dtype)]
+        heads = sizes.Hq
+        return [torch.zeros(sizes.B, heads, heads, dtype=dtype), torch.zeros(sizes.B, heads, dtype=dtype)]
 
     def result(self, outputs: list[Tensor], sizes: Sizes) -> Tensor:
-        return _cosines(outputs[0])
+        return cosines(outputs[0])  # in which the units of the heads cancel
 
 
-def _cosines(products: Tensor) -> Tensor:
+def _times_power(x: Tensor, exponents: Tensor) -> Tensor:
+    """``x · 2^exponents``, in two steps: the power itself may be out of range."""
+    half = (exponents / 2).floor()
+    return x * torch.exp2(half) * torch.exp2(exponents - half)
+
+
+def unscaled_products(products: Tensor, exponents: Tensor) -> Tensor:
+    """``Σ a b`` itself, in float64, whose range holds the squares of all float32 weights: to be added to others."""
+    e = exponents.double()
+    return _times_power(products.double(), e[..., :, None] + e[..., None, :])
+
+
+def cosines(products: Tensor) -> Tensor:
     """Cosines from ``Σ a b`` over the weights of every two heads."""
     norms = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
     scale = norms[:, :, None] * norms[:, None, :]

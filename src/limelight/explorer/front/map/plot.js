@@ -101,8 +101,8 @@ export class Plot {
     pen.fillRect(left, top, right - left, bottom - top);
     pen.imageSmoothingEnabled = false;
     for (const at of tiles) {
-      const tile = this.layer.tile(...at);
-      if (tile) this.#tile(tile, begin);
+      const tile = this.layer.tile(...at), image = tile && this.#picture(tile, begin);
+      if (image) this.#tile(tile, image);
       else this.#ancestor(...at, begin);
     }
     if (this.level === 0 && viewport.s >= NUMBERED) this.#numbers();
@@ -112,10 +112,10 @@ export class Plot {
     pen.restore();
   }
 
-  /** A tile with the colours of the scale; where there is no time left in this frame, with its former ones. */
+  /** A tile with the colours of the scale; where no time is left in this frame, with its former ones, or null. */
   #picture(tile, begin) {
     if (tile.painted !== this.scale.key) {
-      if (tile.canvas && performance.now() - begin > PAINTING) this.moreToPaint = true;
+      if (performance.now() - begin > PAINTING) this.moreToPaint = true;
       else {
         tile.canvas = picture(tile.values, tile.shape, this.scale, tile.canvas ?? undefined);
         tile.painted = this.scale.key;
@@ -124,24 +124,24 @@ export class Plot {
     return tile.canvas;
   }
 
-  #tile(tile, begin) {
+  #tile(tile, image) {
     const span = SIDE << tile.level, cell = 1 << tile.level, { keys, queries } = this.viewport;
     const [x0, y0] = this.toScreen(tile.row * span, tile.col * span);
     const [x1, y1] = this.toScreen(Math.min(queries, tile.row * span + tile.shape[0] * cell), Math.min(keys, tile.col * span + tile.shape[1] * cell));
-    this.#blit(this.#picture(tile, begin), 0, 0, tile.shape[1], tile.shape[0], x0, y0, x1, y1);
+    this.#blit(image, 0, 0, tile.shape[1], tile.shape[0], x0, y0, x1, y1);
   }
 
   /** The same part from the nearest coarser tile that has come. */
   #ancestor(level, row, col, begin) {
     for (let up = 1; level + up <= this.layer.top; up++) {
-      const tile = this.layer.tile(level + up, row >> up, col >> up);
-      if (!tile) continue;
+      const tile = this.layer.tile(level + up, row >> up, col >> up), image = tile && this.#picture(tile, begin);
+      if (!image) continue;
       const part = SIDE / 2 ** up, left = (col * SIDE) / 2 ** up - (col >> up) * SIDE, top = (row * SIDE) / 2 ** up - (row >> up) * SIDE;
       const wide = Math.min(part, tile.shape[1] - left), high = Math.min(part, tile.shape[0] - top);
       if (wide <= 0 || high <= 0) return;
       const span = SIDE << level, cell = 1 << (level + up), [x0, y0] = this.toScreen(row * span, col * span);
       const [x1, y1] = this.toScreen(Math.min(this.viewport.queries, row * span + high * cell), Math.min(this.viewport.keys, col * span + wide * cell));
-      return this.#blit(this.#picture(tile, begin), left, top, wide, high, x0, y0, x1, y1);
+      return this.#blit(image, left, top, wide, high, x0, y0, x1, y1);
     }
   }
 
@@ -184,7 +184,7 @@ export class Plot {
     let max = 0;
     for (const at of this.inView(level)) {
       const tile = this.layer.tile(...at);
-      if (!tile) continue;
+      if (!tile || tile.max <= max) continue;
       const [rows, cols] = tile.shape, cell = 1 << level;
       const from = (start, tileAt) => Math.max(0, Math.floor(start / cell) - tileAt * SIDE), to = (end, tileAt, n) => Math.min(n, Math.ceil(end / cell) - tileAt * SIDE);
       for (let i = from(y, tile.row); i < to(y + height / s, tile.row, rows); i++)
@@ -314,8 +314,10 @@ export class Plot {
     pen.restore();
   }
 
+  /** Ends it; a frame that has been asked for draws nothing, since the viewport may be of another matrix by then. */
   close() {
     this.observer.disconnect();
+    this.layer = null;
   }
 }
 

@@ -113,8 +113,7 @@ class MapRoom {
   }
 
   #titles() {
-    const { app } = this, { subject, state } = app, { other } = this, all = [];
-    subject.calls.forEach((c, call) => { for (let head = 0; head < c.heads; head++) all.push([`${call}.${head}`, subject.groups.length > 1 ? `${subject.name(call, head)} · ${c.stack} ${c.kind}` : subject.name(call, head)]); });
+    const { app } = this, { subject, state } = app, { other } = this, all = subject.allHeads;
     const row = subject.row(state.call, state.head), own = subject.calls[state.call];
     this.title.replaceChildren(
       h("h2", { class: "unseen" }, subject.name(state.call, state.head)),

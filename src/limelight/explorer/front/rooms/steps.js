@@ -1,6 +1,7 @@
 // Steps: what attention does, number by number. First the worked example, then a query of a real head.
 import { dropdown, h, segments, settled } from "../dom.js";
 import { csv, escaped, png, saveMenu } from "../save.js";
+import { OwnView } from "../steps/own.js";
 import { QueryView } from "../steps/query.js";
 
 export const stepsRoom = {
@@ -20,7 +21,8 @@ const TELLS = {
 class StepsRoom {
   constructor(app, element) {
     Object.assign(this, { app, element, at: null });
-    this.tabs = segments("What is worked out", [["example", "A worked example"], ["model", "A head of this model"]], app.state.show === "model" ? "model" : "example", (show) => {
+    const views = [["example", "A worked example"], ["own", "A head, your text"], ["model", "A query of this text"]].filter(([show]) => show !== "own" || app.subject.reads);
+    this.tabs = segments("What is worked out", views, views.some(([show]) => show === app.state.show) ? app.state.show : "example", (show) => {
       app.go({ show: show === "example" ? null : show });
       this.#open();
     });
@@ -38,8 +40,9 @@ class StepsRoom {
     this.controls.replaceChildren();
     this.view?.close();
     this.view = null;
-    if (this.app.state.show === "model") {
-      this.view = new QueryView(this.app, this.body, this.controls, this.told);
+    const View = { model: QueryView, own: this.app.subject.reads && OwnView }[this.app.state.show];
+    if (View) {
+      this.view = new View(this.app, this.body, this.controls, this.told);
       return;
     }
     this.example ??= (await this.app.source.ask("example")).data;
@@ -239,6 +242,10 @@ class StepsRoom {
       y += 20 * values.length + 60;
     }
     return `<svg xmlns="http://www.w3.org/2000/svg" width="${widest}" height="${y}" font-family="system-ui, sans-serif" font-size="12"><rect width="100%" height="100%" fill="#fff"/>${items.join("")}</svg>`;
+  }
+
+  retheme() {
+    this.view?.retheme?.();
   }
 
   close() {

@@ -33,7 +33,7 @@ class TranslateRoom {
   }
 
   #changed() {
-    this.app.go({ text: this.field.value === EXAMPLE ? null : this.field.value });
+    this.app.go({ text: this.field.value === EXAMPLE ? null : this.field.value, chosen: null });
     this.#translate();
   }
 
@@ -51,7 +51,10 @@ class TranslateRoom {
     if (!this.field.value.trim()) return this.#show({ text: "", notes: [], sentences: [] });
     try {
       const { data } = await this.app.source.ask("translate", { text: this.field.value }, { signal: control.signal });
-      if (!control.signal.aborted) this.#show(data);
+      if (control.signal.aborted) return;
+      this.#show(data);
+      const chosen = /^(\d+):(\d+(?:,\d+)*)$/.exec(this.app.state.chosen ?? "");
+      if (chosen && this.sentences[chosen[1]]) await this.#goOn(+chosen[1], chosen[2].split(",").map(Number), false);
     } catch (error) {
       if (error.name !== "AbortError") this.notes.replaceChildren(h("li", {}, error.message));
     }
@@ -120,7 +123,8 @@ class TranslateRoom {
       h("button", { type: "button", "aria-pressed": String(id === sentence.ids[place + 1]), onclick: () => this.#goOn(n, [...sentence.ids.slice(0, place + 1), id]) }, h("span", {}, spoken(token))), h("i", { style: { width: `${(100 * probability) / most}%` } }), h("em", {}, probability.toFixed(3))))));
   }
 
-  async #goOn(n, prefix) {
+  /** Writes a sentence on from some tokens; the address keeps the latest choice. */
+  async #goOn(n, prefix, focus = true) {
     const { source } = this.sentences[n];
     try {
       const { data } = await this.app.source.ask("continue", { source, prefix });
@@ -129,6 +133,8 @@ class TranslateRoom {
       this.list.children[n].replaceWith(fresh);
       this.whole.textContent = this.sentences.map((sentence) => sentence.text).join(" ");
       this.#lines();
+      if (!focus) return;
+      this.app.go({ chosen: `${n}:${prefix.join(",")}` });
       const place = prefix.length - 2, word = data.sentence.written.findIndex(({ places }) => places.includes(place));
       fresh.querySelectorAll("button.chip-word")[word]?.focus();
     } catch (error) {

@@ -1,5 +1,6 @@
 // One query of a real head: the keys that it looks at most, and how their weights come about.
 import { count, dropdown, h, shown, weight } from "../dom.js";
+import { csv, escaped, png, saveMenu } from "../save.js";
 
 export class QueryView {
   #asked = null;
@@ -10,13 +11,13 @@ export class QueryView {
   }
 
   update() {
-    const { app } = this, { subject, state } = app, all = [];
-    subject.calls.forEach((c, call) => { for (let head = 0; head < c.heads; head++) all.push([`${call}.${head}`, subject.groups.length > 1 ? `${subject.name(call, head)} · ${c.stack} ${c.kind}` : subject.name(call, head)]); });
+    const { app } = this, { subject, state } = app;
     const { queries } = subject.calls[state.call], tokens = subject.tokens(state.call, state.batch, "query");
     this.query = /^\d+$/.test(state.token ?? "") && +state.token < queries ? +state.token : queries - 1;
     const place = h("input", { type: "number", min: 0, max: queries - 1, value: this.query, "aria-label": "Position of the query", onchange: (event) => this.#choose(+event.target.value) });
     const words = tokens && queries <= 400 ? dropdown("Query", tokens.map((t, n) => [n, `${n}  ${shown(t)}`]), this.query, (n) => this.#choose(n)) : place;
-    this.controls.replaceChildren(dropdown("Head", all, `${state.call}.${state.head}`, (value) => { const [call, head] = value.split("."); app.go({ call, head }); }), h("label", { class: "slider" }, "query", words));
+    this.controls.replaceChildren(dropdown("Head", subject.allHeads, `${state.call}.${state.head}`, (value) => { const [call, head] = value.split("."); app.go({ call, head }); }), h("label", { class: "slider" }, "query", words),
+      saveMenu(() => "steps of a query", { PNG: () => png(this.#drawing()), SVG: () => this.#drawing(), CSV: () => csv(this.#table()) }));
     this.#ask();
   }
 
@@ -37,7 +38,21 @@ export class QueryView {
     }
   }
 
+  /** The keys and their numbers, with a row of names. */
+  #table() {
+    const { subject, state } = this.app, { data } = this.found, tokens = subject.tokens(state.call, state.batch, "key");
+    return [["key", "token", "score", "scaled", "capped", "biased", "weight"], ...data.keys.map((key, n) => [key, tokens?.[key] ?? "", data.scores[n], data.scaled[n], data.capped[n], data.biased[n], data.weights[n]])];
+  }
+
+  #drawing() {
+    const style = getComputedStyle(this.app.root), colour = (name) => style.getPropertyValue(name).trim(), [, ...rows] = this.#table(), most = Math.max(1e-12, ...rows.map((row) => row[6]));
+    const text = (x, y, content, more = "") => `<text x="${x}" y="${y}" ${more} fill="${colour("--ink")}">${escaped(content)}</text>`;
+    const lines = rows.map(([key, token, score, , , , share], n) => text(10, 24 * n + 26, `${shown(token || String(key))} ${key}`) + text(260, 24 * n + 26, score.toFixed(2), 'text-anchor="end"') + text(340, 24 * n + 26, weight(share), 'text-anchor="end"') + `<rect x="356" y="${24 * n + 17}" width="${(230 * share) / most}" height="9" rx="2" fill="${colour("--accent")}"/>`);
+    return `<svg xmlns="http://www.w3.org/2000/svg" width="600" height="${24 * rows.length + 20}" font-family="system-ui, sans-serif" font-size="13"><rect width="100%" height="100%" fill="${colour("--panel")}"/>${lines.join("")}</svg>`;
+  }
+
   #show(data, arrays) {
+    this.found = { data, arrays };
     const { subject, state } = this.app, keys = subject.tokens(state.call, state.batch, "key"), queries = subject.tokens(state.call, state.batch, "query");
     const [, width] = arrays.k.shape, most = Math.max(1e-12, ...data.weights), hot = data.temperature !== 1;
     const columns = [["score", "q · k", data.scores], ["scaled", `× ${data.scale.toPrecision(3)}`, data.scaled]];

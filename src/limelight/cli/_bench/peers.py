@@ -10,20 +10,24 @@ import torch
 from torch import Tensor
 
 
-def available(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, threads: int) -> dict[str, Callable[[], object]]:
-    """Calls that compute softmax(q kᵀ / √d) v, by name; a peer that is absent or fails is left out."""
-    calls = {}
+def available(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, threads: int
+) -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
+    """Return calls that compute softmax(q kᵀ / √d) v, by name, and why a peer that is absent or fails is left out."""
+    calls, absent = {}, {}
     for name, make in (("FlexAttention", _flex), ("ONNX Runtime", _onnxruntime), ("OpenVINO", _openvino)):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 call = make(q, k, v, causal, threads)
                 call()
-        except Exception as error:
-            warnings.warn(f"{name} is left out: {type(error).__name__}: {str(error)[:200]}", stacklevel=2)
-            continue
-        calls[name] = call
-    return calls
+        except ImportError as error:
+            absent[name] = f"not installed ({error})"
+        except Exception as error:  # a peer may fail in its own way, and the others are still measured
+            absent[name] = f"{type(error).__name__}: {str(error)[:200]}"
+        else:
+            calls[name] = call
+    return calls, absent
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, causal: bool, threads: int) -> Callable[[], object]:

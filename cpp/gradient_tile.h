@@ -1,0 +1,145 @@
+// The tiles of query rows that a task of the gradient works on, and their memory.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "alibi_skip.h"
+#include "diagonals.h"
+
+namespace limelight::LIMELIGHT_ISA {
+
+// Tiles that meet a block together: their rows make one long sum for dK and dV.
+constexpr int kGradientTiles = 2;
+
+template <class C> constexpr C kLog2 = C(0.69314718055994530942);
+
+template <class C> struct GradientTile {
+    int vectors, row_count;
+    bool not_finite;  // some normaliser is NaN
+    const Row* rows;
+    C *q, *dout, *dq;            // (feature, lane)
+    C *q_rows, *dout_rows;       // (row, feature), with the factors of dK and dV
+    C *m, *l, *inverse;          // by lane: largest logit, log₂ Σ 2^(logit − m), 1 / Σ
+    C *lse, *delta;              // by lane: m + l, δ
+    C *d_temperature, *d_slope;  // by lane: Σ dx · x, Σ dx · |distance|
+    C* sums;                     // by lane: Σ over the keys of P times the terms of statistics that need it
+    C *weights, *dx;             // (key, lane) of a block
+    C *logits, *softcap_slope;   // the same, where they are needed
+    LogitBound<C>* bounds;       // by row, or null
+
+    int lanes() const { return vectors * kWidth<C>; }
+};
+
+// What the gradient of one statistic adds to dP, the gradient of the weights.
+template <class C> class GradientTerm {
+public:
+    virtual ~GradientTerm() = default;
+
+    // The sum over a row of weights times terms does not follow from the statistic itself.
+    virtual bool needs_sum() const { return false; }
+    // The block may have terms that are not 0.
+    virtual bool wants(const Block<C>&) const { return true; }
+    virtual void start(const GradientTile<C>&, int64_t /*batch*/, int /*tile*/) {}
+    // Adds the terms of a block to dp (key, lane); b.s holds the logits. Where a logit is −∞ the term may
+    // be anything.
+    virtual void add(const GradientTile<C>& x, int tile, const Block<C>& b, C* dp) = 0;
+};
+
+template <class C> using GradientTerms = std::vector<std::unique_ptr<GradientTerm<C>>>;
+
+template <class C> struct GradientScratch {
+    Row* rows;
+    GradientTile<C> tiles[kGradientTiles];
+    C *k, *v;  // copies of a block
+    C* spare;  // for the logits, and a panel of dx with its margins
+    C* ones;   // by lane
+    GradientTerms<C> terms;
+};
+
+template <class C, class Make>
+GradientScratch<C> lay_out_gradient(const Problem& p, const Gradients& g, Arena& arena, Make&& make) {
+    constexpr int lanes = kMaxLanes<C>;
+    const int64_t D = whole_vectors<C>(p.D), Dv = whole_vectors<C>(p.Dv);
+    GradientScratch<C> scratch;
+    scratch.rows = arena.take<Row>(kGradientTiles * lanes);
+    for (GradientTile<C>& x : scratch.tiles) {
+        x.q = arena.take<C>(lanes * p.D);
+        x.dout = arena.take<C>(lanes * p.Dv);
+        x.dq = arena.take<C>(lanes * p.D);
+        C* by_lane = arena.take<C>(8 * lanes);
+        for (C** to : {&x.m, &x.l, &x.inverse, &x.lse, &x.delta, &x.d_temperature, &x.d_slope, &x.sums})
+            *to = by_lane, by_lane += lanes;
+        x.weights = arena.take<C>(kBlock * lanes);
+        x.dx = arena.take<C>(kBlock * lanes);
+        x.logits = g.d_temperature ? arena.take<C>(kBlock * lanes) : nullptr;
+        x.bounds = p.key_norms ? arena.take<LogitBound<C>>(lanes) : nullptr;
+        x.softcap_slope = p.softcap ? arena.take<C>(kBlock * lanes) : nullptr;
+    }
+    C* q_rows = arena.take<C>(kGradientTiles * lanes * D);
+    C* dout_rows = arena.take<C>(kGradientTiles * lanes * Dv);
+    for (int i = 0; i < kGradientTiles; ++i) {
+        scratch.tiles[i].q_rows = q_rows + i * lanes * D;
+        scratch.tiles[i].dout_rows = dout_rows + i * lanes * Dv;
+    }
+    scratch.k = arena.take<C>(kBlock * p.D);
+    scratch.v = arena.take<C>(kBlock * p.Dv);
+    const int64_t panel = g.offsets ? kDiagonalPanel<C> : g.bias.data ? kBlock * lanes : 0;
+    scratch.spare = arena.take<C>(max(max(logits_scratch(p, lanes), panel), lanes * max(p.D, p.Dv) + 2 * lanes));
+    scratch.ones = arena.take<C>(lanes);
+    for (const Request& term : g.terms) scratch.terms.push_back(make(p, term, arena));
+    return scratch;
+}
+
+// dx times this and times K or Q, summed, is dQ or dK: the derivative of x by a raw product of features.
+template <class C> C gradient_factor(const Problem& p) {
+    return p.softcap ? kLog2<C> : C(p.scale / p.temperature);  // a softcap's slope has the rest, in units of log 2
+}
+
+// Loads the queries of a tile, their bounds and the normalisers of their rows, in units of log 2.
+template <class C> void load_rows(const Problem& p, int64_t batch, GradientTile<C>& x, C* spare) {
+    const int64_t D = whole_vectors<C>(p.D), all = p.B * p.Hq * p.N;
+    const int lanes = x.lanes();
+    gather(p.q, batch, x.rows, x.row_count, lanes, p.D, query_factor<C>(p), x.q_rows, D);
+    transpose(x.q_rows, D, lanes, p.D, x.q, lanes);
+    gather(p.q, batch, x.rows, x.row_count, lanes, p.D, gradient_factor<C>(p), x.q_rows, D);
+    x.not_finite = false;
+    for (int r = 0; r < lanes; ++r) {
+        const Row& row = x.rows[min(r, x.row_count - 1)];
+        const C* found = reinterpret_cast<const C*>(p.normalisers) + (batch * p.Hq + row.head) * p.N + row.query;
+        x.m[r] = found[0];  // 0 where nothing is allowed: 2^(−∞ − 0) = 0
+        x.l[r] = std::log2(found[all]);
+        x.inverse[r] = C(1) / found[all];
+        x.lse[r] = x.m[r] + x.l[r];
+        const bool finite = x.l[r] - x.l[r] == C(0);
+        x.not_finite |= !finite;
+        if (!x.bounds || r >= x.row_count) continue;
+        x.bounds[r] = logit_bound(p, batch, row, spare);
+        if (!finite) x.bounds[r].norm = kInf<C>;  // what is not finite reaches all keys
+    }
+}
+
+// Loads dO and δ, and empties the sums of the tile.
+template <class C>
+void load_gradients(const Problem& p, const Gradients& g, int64_t batch, GradientTile<C>& x, const C* sums, C* spare) {
+    const int64_t Dv = whole_vectors<C>(p.Dv);
+    const int lanes = x.lanes();
+    gather(g.dout, batch, x.rows, x.row_count, lanes, p.Dv, C(1), x.dout_rows, Dv);
+    transpose(x.dout_rows, Dv, lanes, p.Dv, x.dout, lanes);
+    std::memset(x.dq, 0, lanes * p.D * sizeof(C));
+    for (int r = 0; r < lanes; ++r) {
+        const Row& row = x.rows[min(r, x.row_count - 1)];
+        const int64_t at = (batch * p.Hq + row.head) * p.N + row.query;
+        widen_row(address(p.out, batch, row.head, row.query), p.out.type, p.Dv, C(1), spare, p.Dv);
+        C delta;
+        dot<C, C, 1>(spare, x.dout_rows + r * Dv, p.Dv, &delta);
+        if (g.dlse) delta -= reinterpret_cast<const C*>(g.dlse)[at];
+        if (sums) delta += sums[at];
+        if (g.delta) reinterpret_cast<C*>(g.delta)[at] = delta;
+        x.delta[r] = delta;
+        x.d_temperature[r] = x.d_slope[r] = 0;
+        if (x.bounds && r < x.row_count && !(delta - delta == C(0))) x.bounds[r].norm = kInf<C>;
+    }
+}
+
+}  // namespace limelight::LIMELIGHT_ISA

@@ -1,0 +1,34 @@
+"""Takes the place of the extension where the package was installed without it: no compiler, or switched off."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+MESSAGE = (
+    "limelight was installed without its kernels and computes in plain torch; install a C++ compiler (GCC or Clang) "
+    "and limelight again"
+)
+
+
+def isa() -> str:
+    """The instruction set in use."""
+    return "none"
+
+
+def available_isas() -> list[str]:
+    """The instruction sets of the kernels."""
+    return []
+
+
+def _missing(*args: Any, **options: Any) -> NoReturn:
+    raise RuntimeError(MESSAGE)
+
+
+set_isa = peak_flops = read_bandwidth = _missing
+Problem = forward = backward = statistics = _missing
+Request = Gradients = Grid = Spans = AllowedKeys = _missing
+linear = rms_norm = rotate = _missing
+
+
+def move_to_large_pages(data: int, bytes: int) -> None:
+    """Leave memory where it is."""

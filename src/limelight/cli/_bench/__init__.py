@@ -1,0 +1,1 @@
+"""Shared parts of ``limelight bench`` and ``benchmarks/``: cases, peers, the machine, measuring and tables."""

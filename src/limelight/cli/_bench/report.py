@@ -1,0 +1,74 @@
+"""Tables of results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+Result = dict[str, Any]
+
+
+def missed(r: Result) -> bool:
+    """Return True if a result is below its ratio or its share of the machine's limit."""
+    share = r["share to reach"]
+    return bool(r["ratio"] < r["goal"] or (share is not None and r["share"] is not None and r["share"] < share))
+
+
+def results_table(results: list[Result], threads: int) -> Table:
+    """Return a table with one row a case."""
+    mine = [r for r in results if r["threads"] == threads]
+    first = ["limelight", "SDPA"]
+    names = first + [n for n in dict.fromkeys(n for r in mine for n in r["milliseconds"]) if n not in first]
+    out = Table(title=f"{threads} thread{'s' if threads > 1 else ''}: milliseconds, best of several")
+    out.title_justify = "left"
+    out.add_column("case")
+    for name in (*names, "SDPA / limelight", "of the machine's limit"):
+        out.add_column(name, justify="right")
+    for r in mine:
+        ms = r["milliseconds"]
+        cells = [f"{ms[n]:.3f}" if n in ms else "" for n in names]
+        out.add_row(r["case"], *cells, _ratio(r), _share(r))
+    return out
+
+
+def _ratio(r: Result) -> str:
+    """Return the ratio to SDPA with the one to reach; ~ says that it was not steady, ✗ that it is missed."""
+    return f"{'' if r['steady'] else '~'}{r['ratio']:.2f} ({r['goal']:g}){' ✗' if r['ratio'] < r['goal'] else ''}"
+
+
+def _share(r: Result) -> str:
+    if r["share"] is None:
+        return ""
+    wanted = r["share to reach"]
+    goal = "" if wanted is None else f" ({wanted:.0%}){' ✗' if r['share'] < wanted else ''}"
+    return f"{r['share']:.0%} of {'peak' if r['limit'] == 'arithmetic' else 'bandwidth'}{goal}"
+
+
+def machine_lines(machine: dict[str, Any]) -> list[str]:
+    """Return the machine in a few lines: CPU, instruction set, peak and bandwidth by size."""
+    lines = [f"{machine['cpu']}, {machine['cores']} cores, {machine['isa']}; torch {machine['torch']}"]
+    for threads, sizes in machine["read GB/s"].items():
+        reads = ", ".join(f"{_size(int(size))} {speed:.0f}" for size, speed in sizes.items())
+        lines.append(
+            f"{threads} thread{'s' if threads != '1' else ''}: multiply-add peak {machine['peak GF/s'][threads]:.0f} "
+            f"GF/s; reading (GB/s): {reads}"
+        )
+    return lines
+
+
+def _size(size: int) -> str:
+    return f"{size >> 20} MB" if size >= 1 << 20 else f"{size >> 10} KB"
+
+
+def machines_table(machines: list[dict[str, Any]], threads: int) -> Table:
+    """Return the ratios to SDPA of several machines side by side."""
+    out = Table(title=f"SDPA / limelight, {threads} thread{'s' if threads > 1 else ''}")
+    out.title_justify = "left"
+    out.add_column("case")
+    for machine in machines:
+        out.add_column(f"{machine['cpu']} ({machine['isa']})", justify="right")
+    found = [{r["case"]: r["ratio"] for r in m["results"] if r["threads"] == threads} for m in machines]
+    for case in dict.fromkeys(name for ratios in found for name in ratios):
+        out.add_row(case, *(f"{ratios[case]:.2f}" if case in ratios else "" for ratios in found))
+    return out

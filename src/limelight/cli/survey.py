@@ -1,0 +1,95 @@
+"""``limelight survey``: what the heads of a model do over a whole corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from limelight.cli._shared import model_option
+
+
+@click.command("survey")
+@click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False))
+@model_option("The folder of a model; unless given, that of the translator.")
+@click.option("--out", required=True, type=click.Path(file_okay=False), help="The folder for the result.")
+@click.option("--field", default="text", show_default=True, help="The field of jsonl and parquet that holds the text.")
+@click.option("--whole-files", is_flag=True, help="Each text file is one document; otherwise each line is one.")
+def command(files: tuple[str, ...], model: str | None, out: str, field: str, whole_files: bool) -> None:
+    """Measure what every head of a model does on every document of FILES (text, .jsonl, .parquet).
+
+    With torchrun the work is shared: torchrun --nproc-per-node 2 -m limelight survey FILES… --out FOLDER. A survey that
+    was stopped goes on where it was, with any number of processes, and comes to the same result.
+    """
+    from limelight.explorer.front import FRONT
+    from limelight.parallel.survey import Corpus, survey
+    from limelight.parallel.survey.output import as_dict, write
+    from limelight.parallel.survey.page import page
+    from limelight.translate import shipped
+
+    folder, target = Path(model or shipped()), Path(out)
+    corpus = Corpus([Path(file) for file in files], field, whole_files)
+    with _processes() as rank, _progress(rank) as progress:
+        found = survey(folder, corpus, target, progress=progress)
+    if found is None:
+        return
+    if not found.documents:
+        raise ValueError(f"none of the {len(found.skipped)} documents could be read; the first: {found.skipped[:1]}")
+    result = as_dict(found, folder.resolve().name)
+    written = write(result, target)
+    (target / "survey.html").write_text(
+        page(result, (FRONT / "style.css").read_text(encoding="utf-8")), encoding="utf-8"
+    )
+    for problem in found.skipped[:10]:
+        click.echo(f"skipped {problem['document']}: {problem['reason']}", err=True)
+    names = ", ".join(x.name for x in (*written, target / "survey.html"))
+    click.echo(
+        f"{found.documents} documents, {found.tokens} tokens, {len(found.skipped)} skipped; {names} are in {target}"
+    )
+
+
+@contextmanager
+def _processes() -> Iterator[int]:
+    """Join the processes that torchrun has started, and yield this one's rank; 0 without torchrun."""
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    if not dist.is_torchelastic_launched():
+        yield 0
+        return
+    dist.init_process_group("gloo", timeout=timedelta(days=7))  # the others may have much more to do
+    try:
+        yield dist.get_rank()
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _progress(rank: int) -> Iterator[Any]:
+    """Show a bar with documents a second and the time left on the first process."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    if rank:
+        yield None
+        return
+    columns = (
+        TextColumn("documents"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("documents", total=None, rate="")
+
+        def advance(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            speed = bar.tasks[0].speed
+            bar.update(task, rate="" if not speed else f"{speed:.1f} a second")
+
+        yield advance

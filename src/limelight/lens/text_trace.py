@@ -1,0 +1,44 @@
+"""Traces of a layer of a model in a folder, for a text."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import torch
+
+from limelight.lens.layer_trace import LayerTrace
+from limelight.lens.reading import load_model, load_tokenizer, readable_tokens, write_target
+from limelight.lens.tracing import trace
+
+_LONGEST = 512  # tokens: every step is kept, scores and weights of all heads among them
+
+
+def trace_text(folder: str | Path, text: str, layer: int = 0, kind: str = "self") -> LayerTrace:
+    """Run the model in a folder on a text, and return every step of one of its layers.
+
+    An encoder-decoder first writes its own target; ``kind="cross"`` shows its cross-attention, and ``kind="self"`` that
+    of the encoder.
+    """
+    folder = Path(folder)
+    model, ours = load_model(folder)
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer.encode(text).ids
+    if not ids:
+        raise ValueError("the text has no tokens")
+    if len(ids) > _LONGEST:
+        raise ValueError(f"the text has {len(ids)} tokens; a trace keeps every step, and takes {_LONGEST} at most")
+    source = torch.tensor([ids])
+    with torch.no_grad():
+        target = write_target(model, source, ours)
+    read = {"source": source[0]} if target is None else {"source": source[0], "target": target[0]}
+    names = {side: [token.lstrip("▁") or "␣" for token in x] for side, x in readable_tokens(tokenizer, read).items()}
+    if target is None:
+        return trace(model, source, tokens=names["source"], layer=layer, kind=kind)
+    # The decoder reads a token and writes the next one.
+    writing = [f"{token}→{following}" for token, following in itertools.pairwise(names["target"])]
+    tokens = names["source"] if kind == "self" else (writing, names["source"])
+    if ours:
+        return trace(model, source, target[:, :-1], tokens=tokens, layer=layer, kind=kind)
+    inputs = {"input_ids": source, "decoder_input_ids": target[:, :-1]}
+    return trace(model, tokens=tokens, layer=layer, kind=kind, **inputs)

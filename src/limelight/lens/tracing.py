@@ -1,0 +1,334 @@
+"""``trace``: every step of attention, of a call, a layer, a block, or a layer inside a whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from limelight.core import reference
+from limelight.core.problem import AttentionSpec
+from limelight.lens.layer_trace import LayerTrace, Step
+from limelight.lens.passes import layer_number
+from limelight.lens.recorder import Recorder
+from limelight.lens.watching import watch_with
+from limelight.matrix import steps as calls
+from limelight.matrix.steps import Trace
+
+_SPEC = AttentionSpec._fields
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One attention call of a module: the tensors and options that it computes with."""
+
+    module: nn.Module
+    name: str
+    kind: str
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Event:
+    """One run of a module inside the traced layer; None where it does not take or return a tensor first."""
+
+    module: nn.Module
+    name: str
+    input: Tensor | None
+    output: Tensor | None
+
+
+class _Tracer(Recorder):
+    """A recorder that keeps the tensors of one layer's attention calls and of the modules around them."""
+
+    def __init__(self, model: nn.Module, layer: int | None) -> None:
+        super().__init__(model, is_wanted=lambda name: False)
+        self.layer = layer
+        self.calls: list[_Call] = []
+        self.events: list[_Event | _Call] = []  # in the order in which modules began (calls) and ended (events)
+
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        """Compute attention, and keep what it was computed from."""
+        out = super().attend(module, q, k, v, **options)
+        name = self._names[module]
+        if self.layer in (None, layer_number(name)):
+            kind = "cross" if module in self._cross_attending else "self"
+            spec = {n: options[n] for n in _SPEC if n in options}
+            kept = _Call(module, name, kind, q.detach(), k.detach(), v.detach(), spec)
+            self.calls.append(kept)
+            self.events.append(kept)
+        return out
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Keep inputs and outputs of the modules of the layer, and of those that belong to no layer."""
+
+        def after(name: str) -> Callable[..., None]:
+            def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+                values = [*args, *kwargs.values()]
+                given = next((x for x in values if isinstance(x, Tensor)), None)
+                found = out if isinstance(out, Tensor) else next(iter(out), None) if isinstance(out, tuple) else None
+                self.events.append(_Event(module, name, given, found if isinstance(found, Tensor) else None))
+
+            return keep
+
+        with ExitStack() as stack:
+            for name, module in self.model.named_modules():
+                if layer_number(name) in (None, self.layer):
+                    handle = module.register_forward_hook(after(name), with_kwargs=True)
+                    stack.callback(handle.remove)
+            yield
+
+
+@overload
+def trace(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    tokens: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None = None,
+    **options: Any,
+) -> Trace: ...
+
+
+@overload
+def trace(
+    q: nn.Module,
+    *inputs: Any,
+    tokens: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None = None,
+    layer: int | None = None,
+    kind: str = "self",
+    **options: Any,
+) -> LayerTrace: ...
+
+
+def trace(
+    q: Any, *inputs: Any, tokens: Any = None, layer: int | None = None, kind: str = "self", **options: Any
+) -> Any:
+    """Compute every step of attention, to look at; ``print`` shows them as tables.
+
+    ``trace(q, k, v, …)`` takes the options of ``weights`` and shows one attention call. Plain matrices ``(N, D)``,
+    ``(M, D)``, ``(M, Dv)`` are one head.
+
+    ``trace(module, *inputs, …)`` calls ``module(*inputs, …)`` and shows a whole layer: embeddings, the projections
+    to q, k and v, the heads, the scores up to the weights, each head's output and its part of the result, and what
+    comes after it in the block. The module is a ``MultiHeadAttention``, a ``Block``, or a model of limelight or
+    transformers.
+
+    Args:
+        q: the queries, or a module.
+        inputs: k and v, or the arguments of the module; a batch of one sequence.
+        tokens: names of queries and keys: one list, or a pair of lists.
+        layer: the layer of a model that has several.
+        kind: ``"self"`` or ``"cross"``, where a layer has both.
+        options: those of ``weights``, or further arguments of the module.
+
+    >>> import torch, limelight
+    >>> q = torch.tensor([[0.0, 2.0]]); k = torch.tensor([[1.0, 1.0], [0.0, 1.0]]); v = torch.eye(2)
+    >>> trace(q, k, v, tokens=(["it"], ["cat", "mat"])).weights
+    tensor([[0.5000, 0.5000]])
+    >>> layer = limelight.nn.MultiHeadAttention(6, 2)
+    >>> steps = trace(layer, torch.randn(1, 3, 6), tokens=["dog", "ate", "dinner"])
+    >>> steps["weights"].shape, steps["contributions"].sum(0).shape
+    (torch.Size([2, 3, 3]), torch.Size([3, 6]))
+
+    """
+    if not isinstance(q, nn.Module):
+        return calls.trace(q, *inputs, tokens=tokens, **options)
+    if kind not in ("self", "cross"):
+        raise ValueError(f"trace: kind = {kind!r}; there are 'self' and 'cross'")
+    tracer = _Tracer(q, layer)
+    with torch.no_grad(), watch_with(q, tracer), tracer.hooked():
+        q(*inputs, **options)
+    return _layer_trace(tracer, _choose_call(tracer, kind), tokens)
+
+
+def _choose_call(tracer: _Tracer, kind: str) -> _Call:
+    found = [call for call in tracer.calls if call.kind == kind]
+    layers = {layer_number(call.name) for call in found}
+    if not found:
+        where = "" if tracer.layer is None else f" of layer {tracer.layer}"
+        there = sorted({f"{c.kind}-attention" for c in tracer.calls})
+        hint = f"; there is {' and '.join(there)}" if there else ""
+        raise ValueError(f"trace: no {kind}-attention{where} of this {type(tracer.model).__name__} ran{hint}")
+    if len(layers) > 1:
+        numbers = sorted(n for n in layers if n is not None)
+        raise ValueError(f"trace: choose a layer with layer=; there are {numbers[0]} to {numbers[-1]}")
+    if found[0].q.shape[0] != 1:
+        raise ValueError(f"trace: give one sequence, not a batch of {found[0].q.shape[0]}")
+    return found[0]
+
+
+def _layer_trace(tracer: _Tracer, call: _Call, tokens: Any) -> LayerTrace:
+    queries, keys = calls.names(tokens, call.q.shape[2], call.k.shape[2])
+    builder = _Builder(queries, keys)
+    block = _block_name(call.name)
+    at = tracer.events.index(call)
+    before = [e for e in tracer.events[:at] if isinstance(e, _Event)]
+    after = [e for e in tracer.events[at:] if isinstance(e, _Event)]
+    if block:
+        outside = [e for e in before if layer_number(e.name) is None]
+        encoders = [n for n, e in enumerate(outside) if e.name.split(".")[-1] == "encoder"]
+        # What ran before the encoder's end is the source, of which cross-attention sees the encoder's output alone.
+        builder.add_embeddings(outside[encoders[-1] + 1 :] if encoders and call.kind == "cross" else outside)
+    whole = next((e for e in after if e.name == block), None)
+    inside = [e for e in before if _is_inside(e, block) and _is_leaf(e)]
+    builder.add_input(whole, block)
+    for event in inside:
+        builder.add_module(event, block, of_keys=call.kind == "cross")
+    builder.add_call(call)
+    following = [e for e in after if _is_inside(e, block) and _is_leaf(e)]
+    builder.add_output_projection(call, following, block)
+    for event in following:
+        builder.add_module(event, block)
+    builder.add_result(whole)
+    return LayerTrace(builder.steps, queries, keys, call.name)
+
+
+def _block_name(name: str) -> str:
+    """Return the part of a module's name up to its layer's number; empty where there is none."""
+    parts = name.split(".")
+    at = next((n for n, part in enumerate(parts) if part.isdecimal()), -1)
+    return ".".join(parts[: at + 1])
+
+
+def _is_inside(event: _Event, block: str) -> bool:
+    return not block or event.name.startswith(f"{block}.")
+
+
+def _is_leaf(event: _Event) -> bool:
+    return next(event.module.children(), None) is None and not isinstance(event.module, (nn.Dropout, nn.Identity))
+
+
+class _Builder:
+    """Collects the steps of a layer, and names sums of earlier ones as the residual connections that they are."""
+
+    def __init__(self, queries: Sequence[str], keys: Sequence[str]) -> None:
+        self.queries, self.keys = queries, keys
+        self.steps: list[Step] = []
+        self._known: list[tuple[str, Tensor]] = []
+
+    def add(self, name: str, title: str, value: Tensor, cols: Sequence[str] | None = None) -> None:
+        """Append a step whose rows are queries or keys."""
+        rows = self.keys if name in ("k", "v") or value.shape[-2] != len(self.queries) else self.queries
+        unique, n = name, 2
+        while any(step.name == unique for step in self.steps):
+            unique, n = f"{name} {n}", n + 1
+        self.steps.append(Step(unique, title, value, rows, cols))
+
+    def add_embeddings(self, events: Sequence[_Event]) -> None:
+        """Append what the modules before the first layer return."""
+        for event in events:
+            if event.output is None or event.output.ndim != 3 or not event.output.is_floating_point():
+                continue
+            if _is_leaf(event):
+                self._keep(event.name, f"{event.name}: {_describe(event.module)}", event.output)
+            elif "embed" in type(event.module).__name__.lower():
+                self._keep(event.name, f"{event.name}: embeddings with positions", event.output)
+
+    def add_input(self, whole: _Event | None, block: str) -> None:
+        """Append the input of the block."""
+        if whole is not None and whole.input is not None and whole.input.ndim == 3:
+            self._keep("x", f"x, the input of {block}" if block else "x, the input", whole.input)
+
+    def add_module(self, event: _Event, block: str, of_keys: bool = False) -> None:
+        """Append the output of a module, and before it its input where that is a sum or new."""
+        if event.input is None or event.output is None or event.output.ndim != 3:
+            return
+        name = event.name.removeprefix(f"{block}.") or event.name
+        self._explain(event.input, name)
+        self._keep(name, f"{name}: {_describe(event.module)}", event.output)
+
+    def add_call(self, call: _Call) -> None:
+        """Append the steps of the attention call, all heads at once."""
+        q, k, v = (x[0] for x in (call.q, call.k, call.v))
+        found = reference.steps(q, k, v, **_unbatched(call.options))
+        scale = call.options.get("scale")
+        scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+        softcap, bias, mask = (call.options.get(n) for n in ("softcap", "bias", "mask"))
+        self.add("q", "q, the queries of each head", q)
+        self.add("k", "k, the keys of each head", k)
+        self.add("v", "v, the values of each head", v)
+        self.add("scores", "scores = q kᵀ", found.scores, self.keys)
+        self.add("scaled", f"scaled = {scale:.4g} · scores", found.scaled, self.keys)
+        if softcap is not None:
+            self.add("capped", f"capped = {softcap:g} · tanh(scaled / {softcap:g})", found.capped, self.keys)
+        if bias is not None:
+            self.add("biased", "biased = capped + bias", found.biased, self.keys)
+        if mask is not None:
+            self.add("masked", "masked: −∞ where the mask forbids", found.masked, self.keys)
+        self.add("weights", "weights = softmax, by row", found.weights, self.keys)
+        assert found.output is not None
+        self.add("heads", "output of each head = weights v", found.output)
+        concatenated = found.output.transpose(0, 1).flatten(1)
+        self._keep("concatenated", "concatenated: the outputs of the heads, next to each other", concatenated[None])
+
+    def add_output_projection(self, call: _Call, following: list[_Event], block: str) -> None:
+        """Append what each head adds to the result, where a linear module reads the concatenated heads."""
+        concatenated = self._known[-1][1]
+        for event in following:
+            weight = getattr(event.module, "weight", None)
+            if event.input is None or weight is None or weight.ndim != 2 or not _is_same(event.input, concatenated):
+                continue
+            # Linear stores (out, in); Conv1D of transformers (in, out).
+            W = weight.detach() if type(event.module).__name__ == "Conv1D" else weight.detach().T
+            heads = next(step.value for step in self.steps if step.name == "heads")
+            parts = heads @ W.unflatten(0, (len(heads), -1))
+            name = event.name.removeprefix(f"{block}.")
+            self.add("contributions", f"part of each head in the result = its output · its rows of W_O ({name})", parts)
+            return
+
+    def add_result(self, whole: _Event | None) -> None:
+        """Append the output of the block, unless it is the last step already."""
+        if whole is not None and whole.output is not None and whole.output.ndim == 3:
+            self._explain(whole.output, "the output")
+
+    def _explain(self, x: Tensor, reader: str) -> None:
+        """Append a tensor that no earlier step gave: as a sum of two of them, or as what a module reads."""
+        if x.ndim != 3 or self._find(x) is not None:
+            return
+        for n, (name, a) in enumerate(self._known):
+            for other, b in self._known[n + 1 :]:
+                if a.shape == b.shape == x.shape and _is_same(a + b, x):
+                    self._keep("residual", f"residual = {name} + {other}", x)
+                    return
+        if reader == "the output":
+            self._keep("output", "output", x)
+        else:
+            self._keep(f"input of {reader}", f"what {reader} reads", x)
+
+    def _keep(self, name: str, title: str, x: Tensor) -> None:
+        """Append a step of the whole sequence, ``(1, rows, width)``, and remember it under its name."""
+        self.add(name, title, x[0].detach())
+        self._known.append((self.steps[-1].name, x.detach()))
+
+    def _find(self, x: Tensor) -> str | None:
+        return next((name for name, y in self._known if y.shape == x.shape and _is_same(x, y)), None)
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    """Return True if two tensors are equal up to the rounding of another order of summation."""
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5 * float(b.abs().max() + 1e-30))
+
+
+def _unbatched(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options without those that are absent."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _describe(module: nn.Module) -> str:
+    """Return the class of a module and, for a matrix, its sizes."""
+    weight = getattr(module, "weight", None)
+    sizes = ""
+    if isinstance(weight, Tensor) and weight.ndim == 2:
+        rows, cols = weight.shape
+        turned = isinstance(module, nn.Linear)
+        sizes = f" {cols} → {rows}" if turned else f" {rows} → {cols}"
+    return f"{type(module).__name__}{sizes}"

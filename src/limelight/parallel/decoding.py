@@ -1,0 +1,154 @@
+"""Decoding with a cache that is spread over processes: each holds a part, and a step merges what they found.
+
+Every process has the same new tokens. A step sends one small message: each process's output and normalisers, which all
+merge in the order of the ranks, so that all have the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from limelight.backends import Normalisers, native
+from limelight.core.biases import Bias
+from limelight.core.masks import Mask
+from limelight.core.problem import AttentionSpec
+from limelight.parallel.agreement import agree
+from limelight.parallel.group import Processes
+from limelight.parallel.layouts import Contiguous, Layout, Run, Runs
+from limelight.parallel.merging import Merged
+from limelight.parallel.shards import Shards, places_of
+
+
+class SpreadCache:
+    """Keys and values of one layer, each on one of several processes.
+
+    ``k (…, Hkv, m, D)`` and ``v (…, Hkv, m, Dv)`` are this process's part of a text, cut by ``layout``; new tokens go
+    to the process that holds the fewest. For inference: nothing here has a gradient.
+    """
+
+    def __init__(self, k: Tensor, v: Tensor, *, group: Any = None, layout: Layout | None = None) -> None:
+        self.processes = Processes.of(group)
+        if k.shape[:-1] != v.shape[:-1]:
+            raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} differ in an axis before the last")
+        same = {
+            "the shape of k without its length": (*k.shape[:-2], k.shape[-1]),
+            "the width of v": v.shape[-1],
+            "the types of k and v": (k.dtype, v.dtype),
+        }
+        sizes = agree(self.processes, "parallel.SpreadCache", same, {"keys": k.shape[-2]})["keys"]
+        self.runs: Runs = (layout or Contiguous()).runs(sizes)
+        self._k, self._v = k.detach(), v.detach()
+        self._length = k.shape[-2]
+
+    @property
+    def count(self) -> int:
+        """The number of tokens on all processes."""
+        return sum(self._sizes())
+
+    @property
+    def own(self) -> int:
+        """The number of tokens on this process."""
+        return self._length
+
+    def _sizes(self) -> list[int]:
+        return [sum(run.length for run in runs) for runs in self.runs]
+
+    def extend(self, k: Tensor, v: Tensor) -> None:
+        """Append new tokens, which every process gives; the process with the fewest keeps them."""
+        sizes, n, first = self._sizes(), k.shape[-2], self.count
+        keeper = sizes.index(min(sizes))
+        last = self.runs[keeper][-1] if self.runs[keeper] else None
+        if last is not None and last.end == first:
+            self.runs[keeper][-1] = Run(last.begin, first + n)
+        else:
+            self.runs[keeper].append(Run(first, first + n))
+        if keeper == self.processes.rank:
+            self._k, self._v = (self._append(x, new) for x, new in ((self._k, k), (self._v, v)))
+            self._length += n
+
+    def _append(self, x: Tensor, new: Tensor) -> Tensor:
+        """Write after the tokens that there are, in a buffer that doubles when it is full."""
+        end = self._length + new.shape[-2]
+        if end > x.shape[-2]:
+            room = x.new_empty(*x.shape[:-2], max(64, 2 * end), x.shape[-1])
+            room[..., : self._length, :] = x[..., : self._length, :]
+            x = room
+        x[..., self._length : end, :] = new
+        return x
+
+    def attend(
+        self,
+        q: Tensor,
+        *,
+        mask: Mask | None = None,
+        bias: Bias | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sink: Tensor | float | None = None,
+        temperature: float = 1.0,
+    ) -> Tensor:
+        """Attention of the last tokens ``q (…, Hq, N, D)``, which every process gives, to all keys; whole on each."""
+        k, v = self._k[..., : self._length, :], self._v[..., : self._length, :]
+        spec = AttentionSpec(mask, bias, scale, softcap, sink, temperature)
+        shards = Shards(
+            "decode", q, k, v, spec, group=self.processes, shared_queries=True, key_runs=[list(r) for r in self.runs]
+        )
+        with torch.no_grad():
+            return shards.with_lead(_step(shards))
+
+
+def _step(shards: Shards) -> Tensor:
+    """Attend to the own keys, and merge what all processes have found."""
+    q, k, v = shards.q, shards.k, shards.v
+    assert v is not None
+    B, H, N, _ = q.shape
+    dtype = shards.problem.compute_dtype
+    own = _Partial(B, H, N, v.shape[3], dtype)
+    for keys, at in places_of(shards.own_keys):
+        part = shards.rectangle(Run(0, N), keys)
+        if part is not None:
+            out, found = native.forward_with_normalisers(
+                q,
+                k[:, :, at],
+                v[:, :, at].to(dtype),
+                part.spec,
+                part.sizes(q, k),
+                place=part.place,
+            )
+            assert found is not None
+            own.add(out, found)
+    every = shards.processes.gather(own.message())
+    whole = _Partial(B, H, N, v.shape[3], dtype)
+    for message in every.unbind(0):
+        whole.add(*own.read(message))
+    sink = shards.lowered.sink
+    if sink is not None:
+        whole.out.mul_(whole.merged.add_sink(sink, float(shards.lowered.temperature))[..., None])
+    return whole.out.to(v.dtype)
+
+
+class _Partial:
+    """The output over some keys, and its normalisers."""
+
+    def __init__(self, B: int, H: int, N: int, width: int, dtype: torch.dtype) -> None:
+        self.out = torch.zeros(B, H, N, width, dtype=dtype)
+        self.merged = Merged((B, H, N), dtype, self.out.device)
+
+    def add(self, out: Tensor, found: Normalisers) -> None:
+        """Take in the output over more keys."""
+        old, new = self.merged.add(slice(0, out.shape[2]), found)
+        self.out.mul_(old[..., None]).addcmul_(out, new[..., None])
+
+    def message(self) -> Tensor:
+        """Everything in one tensor: the output, log-sum-exp, largest logit and logarithm of the sum of each row."""
+        found = self.merged.normalisers()
+        return torch.cat([self.out, found.lse[..., None], *(x[..., None] for x in found.scaled)], -1)
+
+    @staticmethod
+    def read(message: Tensor) -> tuple[Tensor, Normalisers]:
+        """Take a message apart."""
+        out, lse, m, log_sum = message.split([message.shape[-1] - 3, 1, 1, 1], -1)
+        return out, Normalisers(lse[..., 0], torch.stack([m[..., 0], log_sum[..., 0]]))

@@ -1,0 +1,312 @@
+"""Attention over several processes: each holds a part of the queries, and of the keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from limelight.backends import Normalisers, native
+from limelight.backends.gradients import Gradients, Wanted, sink_weight
+from limelight.core.biases import Bias
+from limelight.core.checks import check_dropout
+from limelight.core.masks import Mask
+from limelight.core.problem import AttentionSpec, LoweredSpec
+from limelight.parallel.layouts import Layout, Run
+from limelight.parallel.merging import Merged
+from limelight.parallel.ring import Return, Ring, packed, packed_size, unpacked
+from limelight.parallel.shards import Shards, cut_tensor, places_of
+
+_LEARNED = Wanted._fields
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | None = None,
+    scale: float | Tensor | None = None,
+    softcap: float | None = None,
+    sink: Tensor | float | None = None,
+    temperature: float | Tensor = 1.0,
+    dropout: float = 0.0,
+    group: Any = None,
+    layout: Layout | None = None,
+    key_layout: Layout | None = None,
+) -> Tensor:
+    """``softmax((softcap(scale · q kᵀ) + bias) / temperature) v`` of a sequence that several processes share.
+
+    Every process calls it with its own queries, keys and values, and gets the output of its own queries. The options
+    are those of ``limelight.attention``; masks and biases speak of positions in the whole sequence.
+
+    Args:
+        q: this process's queries ``(…, Hq, n, D)``; ``n`` may differ between processes, and may be 0.
+        k: its keys ``(…, Hkv, m, D)``.
+        v: its values ``(…, Hkv, m, Dv)``.
+        mask: as in ``limelight.attention``, for the whole sequence.
+        bias: the same.
+        scale: factor of the scores.
+        softcap: ``c`` in ``c · tanh(scores / c)``.
+        sink: one extra logit for each head.
+        temperature: above 1 flattens the weights.
+        dropout: share of weights that is removed; the same ones as in one process whose seed is that of rank 0.
+        group: a ``ProcessGroup`` or a one-dimensional ``DeviceMesh``; the default group unless given.
+        layout: the positions that each process holds, ``Contiguous()`` unless given.
+        key_layout: the same for keys and values, where it differs.
+
+    Gradients of q, k and v are those of the sum of all processes' losses. Those of tensors that every process has
+    (tables, slopes, sink, temperature) are each process's part, which add up to the whole, as the gradients of a
+    model's parameters do in data-parallel training.
+
+    """
+    spec = AttentionSpec(mask, bias, scale, softcap, sink, temperature)
+    shards = Shards(
+        "parallel.attention",
+        q,
+        k,
+        v,
+        spec,
+        group=group,
+        layout=layout,
+        key_layout=key_layout,
+        dropout=check_dropout(dropout),
+    )
+    assert shards.v is not None
+    return shards.with_lead(attend(shards, shards.v)[0])
+
+
+def attend(shards: Shards, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the output of the own queries and their log-sum-exp, differentiably."""
+    apply: Any = _RingAttention.apply
+    lowered = shards.lowered
+    learned = (getattr(lowered, name) for name in _LEARNED)
+    result: tuple[Tensor, Tensor] = apply(shards, shards.q, shards.k, v, *learned)
+    return result
+
+
+class _RingAttention(torch.autograd.Function):
+    """One pass around the ring, and one more for the gradient; nothing that has come from others is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, shards: Shards, q: Tensor, k: Tensor, v: Tensor, *learned: Any) -> tuple[Tensor, Tensor]:
+        """Return the output and the log-sum-exp."""
+        out, merged, ring = ring_forward(shards, v)
+        lse, scaled = merged.normalisers()
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, out, lse, scaled, *(x if isinstance(x, Tensor) else None for x in learned))
+        ctx.shards, ctx.ring = shards, ring
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        """Send keys and values around once more; their gradients travel back to where they belong."""
+        q, k, v, out, lse, scaled, *_ = ctx.saved_tensors
+        dout = torch.zeros_like(out) if dout is None else dout
+        saved = Saved(q, k, v, out, Normalisers(lse, scaled), dout.contiguous(), dlse)
+        wanted = Wanted(*ctx.needs_input_grad[4:])
+        found = ring_backward(ctx.shards, ctx.ring, saved, wanted)
+        gradients = (x if wants else None for x, wants in zip(found[3:], wanted, strict=True))
+        dq, dk, dv = (x if x is None else x.to(y.dtype) for x, y in zip(found[:3], (q, k, v), strict=True))
+        return None, dq, dk, dv, *gradients
+
+
+class KeyValueBlocks:
+    """Keys and values of this process in blocks, and those of the others as they arrive."""
+
+    def __init__(self, shards: Shards, ring: Ring, tensors: list[Tensor]) -> None:
+        self._shards, self._ring, self._tensors = shards, ring, tensors
+        self.own = places_of(ring.blocks[shards.processes.rank])
+
+    def shapes(self, run: Run, dtype: torch.dtype | None = None) -> list[tuple[list[int], torch.dtype]]:
+        """The shapes and types of a block; all of one type if that is given."""
+        return [([*x.shape[:2], run.length, x.shape[3]], dtype or x.dtype) for x in self._tensors]
+
+    def size(self, run: Run) -> int:
+        """The bytes of a block."""
+        return packed_size(self.shapes(run))
+
+    def _pack(self, b: int) -> Tensor:
+        _, at = self.own[b]
+        return packed([x[:, :, at] for x in self._tensors])
+
+    def travel(self) -> Iterator[tuple[int, int, Run | None, list[Tensor]]]:
+        """Yield ``(round, block, keys, tensors)``: the own blocks, then those of the others in the order of the ring.
+
+        A block that is not needed has no keys and no tensors.
+        """
+        for t, b, message in self._ring.travel(self._pack, self.size):
+            if t == 0:
+                for own, (run, at) in enumerate(self.own):
+                    yield 0, own, run, [x[:, :, at] for x in self._tensors]
+            elif message is None:
+                yield t, b, None, []
+            else:
+                run = self._ring.blocks[self._ring.source(t)][b]
+                yield t, b, run, unpacked(message, self.shapes(run))
+
+
+def make_ring(shards: Shards, width: int) -> Ring:
+    """Cut the keys into blocks, and find out who needs which; ``width`` numbers belong to a key and head."""
+    masked = shards.lowered.spans is not None or shards.lowered.mask is not None
+
+    def sees(keys: Run) -> bool:
+        return any(shards.sees(queries, keys) for queries in shards.own_queries)
+
+    blocks = shards.key_blocks(width)
+    if not masked:
+        return Ring(shards.processes, blocks, lambda _: bool(shards.own_queries))
+    return Ring(shards.processes, blocks, sees)
+
+
+def ring_forward(shards: Shards, v: Tensor) -> tuple[Tensor, Merged, Ring]:
+    """Compute the output and the normalisers of the own queries."""
+    q, k = shards.q, shards.k
+    B, Hq, n, _ = q.shape
+    dtype = shards.problem.compute_dtype
+    ring = make_ring(shards, q.shape[3] + v.shape[3])
+    blocks = KeyValueBlocks(shards, ring, [k, v])
+    out = torch.zeros(B, Hq, n, v.shape[3], dtype=dtype, device=q.device)
+    merged = Merged((B, Hq, n), dtype, q.device)
+    queries = shards.query_blocks(v.shape[3])
+
+    def meet(keys: Run, k: Tensor, v: Tensor) -> None:
+        v = v.to(dtype)  # partial outputs are not rounded
+        for run, rows in queries:
+            part = shards.rectangle(run, keys)
+            if part is None:
+                continue
+            found, normalisers = native.forward_with_normalisers(
+                q[:, :, rows], k, v, part.spec, part.sizes(q, k), place=part.place
+            )
+            old, new = merged.add(rows, normalisers)
+            out[:, :, rows].mul_(old[..., None]).addcmul_(found, new[..., None])
+
+    for _, _, keys, tensors in blocks.travel():
+        if keys is not None:
+            meet(keys, *tensors)
+    if shards.lowered.sink is not None:
+        out.mul_(merged.add_sink(shards.lowered.sink, float(shards.lowered.temperature))[..., None])
+    return out.to(v.dtype), merged, ring
+
+
+class Saved(NamedTuple):
+    """The tensors that a gradient is computed from."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    normalisers: Normalisers
+    dout: Tensor
+    dlse: Tensor | None
+
+
+class Sums:
+    """The gradients of a process: those of q, k and v, and its part of those of what all processes have."""
+
+    def __init__(self, shards: Shards, saved: Saved, wanted: Wanted) -> None:
+        self._shards, self._wanted = shards, wanted
+        dtype = shards.problem.compute_dtype
+        self.q, self.k, self.v = (torch.zeros_like(x, dtype=dtype) for x in (saved.q, saved.k, saved.v))
+        lowered = shards.lowered
+        self.learned = {
+            name: torch.zeros_like(getattr(lowered, name), dtype=dtype)
+            for name, wants in zip(_LEARNED, wanted, strict=True)
+            if wants
+        }
+
+    def add(self, queries: Run, keys: Run, found: Gradients) -> None:
+        """Add what a rectangle gives to slopes, offsets, bias and temperature."""
+        for name, total in self.learned.items():
+            part = getattr(found, name)
+            if name == "offsets":
+                first = self._shards.M - keys.end + queries.begin
+                total[:, first : first + part.shape[1]] += part
+            elif name == "bias":
+                cut_tensor(total, queries, keys).add_(part)
+            elif name != "sink":
+                total += part
+
+
+def ring_backward(shards: Shards, ring: Ring, saved: Saved, wanted: Wanted) -> list[Tensor | None]:
+    """Compute the gradients of q, k, v, slopes, offsets, bias, sink and temperature; None where not wanted."""
+    sums = Sums(shards, saved, wanted)
+    dtype = shards.problem.compute_dtype
+    q, k, v, out, (lse, scaled), dout, dlse = saved
+    blocks = KeyValueBlocks(shards, ring, [k, v])
+    queries = shards.query_blocks(q.shape[3])
+    inner = wanted._replace(sink=False)
+
+    def meet(keys: Run, k: Tensor, v: Tensor) -> list[Tensor]:
+        dk, dv = (torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (k, v))
+        for run, rows in queries:
+            part = shards.rectangle(run, keys)
+            if part is None:
+                continue
+            found = native.backward(
+                dout[:, :, rows],
+                None if dlse is None else dlse[:, :, rows],
+                q[:, :, rows],
+                k,
+                v,
+                out[:, :, rows],
+                Normalisers(lse[:, :, rows], scaled[:, :, :, rows]),
+                part.spec,
+                inner,
+                place=part.place,
+                in_compute_dtype=True,
+            )
+            sums.q[:, :, rows] += found.q
+            dk += found.k
+            assert found.v is not None
+            dv += found.v
+            sums.add(run, keys, found)
+        return [dk, dv]
+
+    def take(b: int, tensors: list[Tensor]) -> None:
+        _, at = blocks.own[b]
+        sums.k[:, :, at] += tensors[0]
+        sums.v[:, :, at] += tensors[1]
+
+    own = ring.blocks[shards.processes.rank]
+    back = Return(
+        ring,
+        lambda run: packed_size(blocks.shapes(run, dtype)),
+        lambda b, message: take(b, unpacked(message, blocks.shapes(own[b], dtype))),
+    )
+    for t, b, keys, tensors in blocks.travel():
+        found = None if keys is None else meet(keys, *tensors)
+        if t:
+            back.step(t, b, None if found is None else packed(found))
+        elif found is not None:
+            take(b, found)
+    back.finish()
+    if wanted.sink or wanted.temperature:
+        _add_sink(shards.lowered, saved, sums.learned)
+    learned = (sums.learned.get(name) for name in _LEARNED)
+    like = (getattr(shards.lowered, name) for name in _LEARNED)
+    typed = [None if x is None else x.to(y.dtype) for x, y in zip(learned, like, strict=True)]
+    return [sums.q, sums.k, sums.v, *typed]
+
+
+def _add_sink(lowered: LoweredSpec, saved: Saved, sums: dict[str, Tensor]) -> None:
+    """Add the gradient of the sink's logit, which has the weight ``p`` and no value, ``-p δ``."""
+    if lowered.sink is None:
+        return
+    delta = (saved.dout.double() * saved.out.double()).sum(-1)
+    if saved.dlse is not None:
+        delta = delta - saved.dlse
+    temperature = float(lowered.temperature)
+    logit = lowered.sink.detach().double() / temperature
+    weight = sink_weight(saved.normalisers, lowered)
+    gradient = -(weight * delta).sum((0, 2))
+    if "sink" in sums:
+        sums["sink"] += (gradient / temperature).to(sums["sink"].dtype)
+    if "temperature" in sums:
+        sums["temperature"] -= ((gradient * logit).sum() / temperature).to(sums["temperature"].dtype)

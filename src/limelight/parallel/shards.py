@@ -1,0 +1,233 @@
+"""One attention problem over several processes: who holds what, and the part of the problem in a rectangle.
+
+Masks and biases speak of the whole sequence. They are lowered once for all positions; a rectangle, some queries and
+some keys that each stand together, takes its part: spans are clipped to its keys, offsets by distance and tensors are
+cut, and its ``Place`` says where it lies, for distances and for dropout's random numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from limelight.backends.native import Place
+from limelight.core.dropout import new_seed
+from limelight.core.masks import Lowered
+from limelight.core.problem import AttentionSpec, LoweredSpec, Problem, Sizes, autocast
+from limelight.core.spans import clip
+from limelight.parallel.agreement import agree
+from limelight.parallel.group import Processes
+from limelight.parallel.layouts import Contiguous, Layout, Run, Runs
+
+_BLOCK_BYTES = 2**22  # of keys and values that travel together, and of outputs that are merged at a time
+_SHORTEST = 256  # rows
+
+
+class Rectangle(NamedTuple):
+    """Queries and keys that each stand together, and the part of the specification that concerns them."""
+
+    queries: Run
+    keys: Run
+    spec: LoweredSpec
+    place: Place
+
+    def sizes(self, q: Tensor, k: Tensor) -> Sizes:
+        """The sizes of the part."""
+        return Sizes(q.shape[0], q.shape[1], k.shape[1], self.queries.length, self.keys.length, q.shape[3])
+
+
+class Shards:
+    """The problem, its lowered form, and the runs of queries and keys of every process.
+
+    ``q (B, Hq, n, D)`` and ``k (B, Hkv, m, D)`` are this process's; ``problem`` has the shape of the whole and holds
+    no queries and keys.
+    """
+
+    def __init__(
+        self,
+        call: str,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        spec: AttentionSpec,
+        *,
+        group: Any = None,
+        layout: Layout | None = None,
+        key_layout: Layout | None = None,
+        dropout: float = 0.0,
+        shared_queries: bool = False,
+        key_runs: Runs | None = None,
+    ) -> None:
+        self.processes = Processes.of(group)
+        self.layout = layout or Contiguous()
+        self.key_layout = key_layout or self.layout
+        self.shared_queries = shared_queries
+        self.dropout = dropout
+        failed: Exception | None = None
+        local: Problem | None = None
+        try:
+            q, k = autocast(q), autocast(k)
+            if isinstance(spec.scale, Tensor) and spec.scale.requires_grad:
+                q, spec = q * spec.scale.to(q.dtype), spec._replace(scale=1.0)
+            local = Problem(q, k, AttentionSpec(scale=spec.scale))
+            self.v = None if v is None else local.check_values(v)
+        except (TypeError, ValueError) as error:
+            failed = error
+        seed = new_seed() if dropout else torch.tensor(0)
+        if key_runs is None:
+            found = agree(self.processes, call, *self._message(local, spec, dropout, int(seed)), failed)
+        elif failed is not None:
+            raise failed
+        else:  # all processes know them, and what they need to know of one another
+            found = {"queries": [q.shape[-2]], "keys": [sum(run.length for run in runs) for runs in key_runs]}
+        assert local is not None
+        self.local = local  # queries and keys of this process, checked; without mask and bias
+        self.q, self.k, self._shape = local.q, local.k, q.shape
+        sizes = found["queries"][:1] if shared_queries else found["queries"]
+        self.N, self.M = sum(sizes), sum(found["keys"])
+        self.query_runs = self.layout.runs(sizes)
+        if shared_queries:
+            self.query_runs = self.query_runs * self.processes.size
+        self.key_runs = self.key_layout.runs(found["keys"]) if key_runs is None else key_runs
+        self.problem = _shape_of_whole(q, k, self.N, self.M, spec)
+        self.seed = torch.tensor(found["seed"][0]) if dropout else None
+        self.lowered = self.problem.lower(dropout, self.seed)
+
+    def _message(
+        self, p: Problem | None, spec: AttentionSpec, dropout: float, seed: int
+    ) -> tuple[dict[str, Any], dict[str, int]]:
+        """The values that every process must share, and those that each has of its own."""
+        if p is None:
+            return {}, {}
+        _, Hq, Hkv, N, M, D = p.sizes
+        learned = [x for x in (spec.sink, spec.temperature, *(spec.bias.tensors() if spec.bias else ())) if _needs(x)]
+        same = {
+            "the batch axes": tuple(p.lead),
+            "the heads of q": Hq,
+            "the heads of k": Hkv,
+            "the width of q and k": D,
+            "the width of v": -1 if self.v is None else self.v.shape[3],
+            "the type of q and k": p.q.dtype,
+            "the type of v": None if self.v is None else self.v.dtype,
+            "mask": spec.mask,
+            "bias": spec.bias,
+            "softcap": spec.softcap,
+            "scale": float(p.scale),
+            "temperature": float(torch.as_tensor(spec.temperature).detach()),
+            "sink": spec.sink is not None,
+            "dropout": dropout,
+            "layout": (self.layout, self.key_layout),
+            "the number of queries": N if self.shared_queries else 0,
+            "what requires grad": int(torch.is_grad_enabled())
+            * (1 * _needs(p.q) + 2 * _needs(p.k) + 4 * _needs(self.v) + 8 * len(learned)),
+        }
+        return same, {"queries": N, "keys": M, "seed": seed}
+
+    @property
+    def own_queries(self) -> list[Run]:
+        """The runs of queries of this process."""
+        return self.query_runs[self.processes.rank]
+
+    @property
+    def own_keys(self) -> list[Run]:
+        """The runs of keys of this process."""
+        return self.key_runs[self.processes.rank]
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The shape of the batch axes."""
+        return tuple(self._shape[:-3])
+
+    def with_lead(self, x: Tensor) -> Tensor:
+        """Shape ``(B, …)`` to the batch axes that the tensors came with."""
+        return x if len(self._shape) == 4 else x.reshape(*self.lead, *x.shape[1:])
+
+    def key_blocks(self, width: int) -> list[list[Run]]:
+        """The keys of every process in runs that travel together; ``width`` numbers belong to a key and head."""
+        most = self._rows_at_a_time(self.k.shape[0] * self.k.shape[1] * width * self.k.itemsize)
+        return [[part for run in runs for part in run.split(most)] for runs in self.key_runs]
+
+    def query_blocks(self, width: int) -> list[tuple[Run, slice]]:
+        """The queries of this process in runs that are computed together, and where they lie in its tensors."""
+        most = self._rows_at_a_time(self.q.shape[0] * self.q.shape[1] * max(width, 1) * 4)
+        return places_of([part for run in self.own_queries for part in run.split(most)])
+
+    @staticmethod
+    def _rows_at_a_time(bytes_per_row: int) -> int:
+        return max(_SHORTEST, _BLOCK_BYTES // max(bytes_per_row, 1) // 64 * 64)
+
+    def sees(self, queries: Run, keys: Run) -> bool:
+        """Return False where no query may attend to any of the keys."""
+        spans, dense = self.lowered.spans, self.lowered.mask
+        if spans is not None:
+            begin, end = spans[:, queries.begin : queries.end].unbind(-1)
+            if not bool(((begin < end) & (begin < keys.end) & (end > keys.begin)).any()):
+                return False
+        return dense is None or bool(cut_tensor(dense, queries, keys).any())
+
+    def rectangle(self, queries: Run, keys: Run) -> Rectangle | None:
+        """The part of the problem in a rectangle, or None where nothing is seen there. It has no sink."""
+        allowed = cut_mask(Lowered(self.lowered.spans, self.lowered.mask), queries, keys)
+        if allowed is None:
+            return None
+        first = self.M - keys.end + queries.begin  # of the offsets by distance
+        whole = self.lowered
+        spec = whole._replace(
+            spans=allowed.spans,
+            mask=allowed.dense,
+            offsets=None
+            if whole.offsets is None
+            else whole.offsets[:, first : first + queries.length + keys.length - 1],
+            bias=None if whole.bias is None else cut_tensor(whole.bias, queries, keys),
+            sink=None,
+        )
+        return Rectangle(queries, keys, spec, self.place(queries, keys))
+
+    def place(self, queries: Run, keys: Run) -> Place:
+        """The place of a rectangle in the whole matrix."""
+        return Place(self.M - self.N + queries.end - keys.end, queries.begin, keys.begin)
+
+
+def _needs(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.requires_grad
+
+
+def _shape_of_whole(q: Tensor, k: Tensor, N: int, M: int, spec: AttentionSpec) -> Problem:
+    """Make the whole problem, with queries and keys that have its shape and no memory."""
+    empty = q.detach().new_zeros(1)
+    shape, key_shape = (*q.shape[:-2], N, q.shape[-1]), (*k.shape[:-2], M, k.shape[-1])
+    return Problem(empty.expand(shape), empty.expand(key_shape), spec)
+
+
+def places_of(runs: list[Run]) -> list[tuple[Run, slice]]:
+    """Runs that lie one after the other in a tensor, and where."""
+    found, first = [], 0
+    for run in runs:
+        found.append((run, slice(first, first + run.length)))
+        first += run.length
+    return found
+
+
+def cut_tensor(x: Tensor, queries: Run, keys: Run) -> Tensor:
+    """The part of a tensor ``(…, N or 1, M or 1)`` that a rectangle covers."""
+    x = x if x.shape[-2] == 1 else x[..., queries.begin : queries.end, :]
+    return x if x.shape[-1] == 1 else x[..., keys.begin : keys.end]
+
+
+def cut_mask(whole: Lowered, queries: Run, keys: Run) -> Lowered | None:
+    """The part of a mask in a rectangle, or None where nothing is allowed."""
+    spans, dense = whole
+    if spans is not None:
+        spans = clip(spans[:, queries.begin : queries.end], keys.begin, keys.end)
+        begin, end = spans.unbind(-1)
+        if not bool((begin < end).any()):
+            return None
+        if spans.shape[2] == 1 and not bool(begin.any()) and bool((end == keys.length).all()):
+            spans = None
+    if dense is not None:
+        dense = cut_tensor(dense, queries, keys)
+        if not bool(dense.any()):
+            return None
+    return Lowered(spans, dense)

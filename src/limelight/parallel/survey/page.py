@@ -1,0 +1,110 @@
+"""The result of a survey as one page, which needs nothing beside itself."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+_SHOWN = ("entropy", "first", "self", "previous", "next", "near", "separators", "distance", "duplicate", "induction")
+_STYLE = """
+.limelight.survey { min-height: 100vh; padding: 0 0 40px; }
+.survey .body { padding: 12px 20px; max-width: 1200px; display: grid; gap: 18px; }
+.survey table { border-collapse: collapse; } .survey th { color: var(--soft); font-weight: 500; text-align: right; }
+.survey :is(td, th) { padding: 2px 8px; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+.survey :is(td, th).words { text-align: left; white-space: normal; } .survey td mark { background: var(--accent-soft);
+color: var(--accent); } .survey svg { display: block; } .survey .range { color: var(--soft); font-size: 11px; }
+.survey details.head { border: 1px solid var(--line); border-radius: 8px; background: var(--panel); padding: 6px 12px; }
+.survey .head > summary { border: 0; display: grid; gap: 8px; color: var(--ink); }
+.survey .head > summary { grid-template-columns: 20em 10em 10em 1fr; }
+.survey .line { overflow-x: auto; }
+"""
+
+
+def page(result: dict[str, Any], style: str) -> str:
+    """Return the page; ``style`` is the style sheet of the explorer."""
+    skipped = result["skipped"]
+    facts = (
+        f"{result['documents']:,} documents, {result['tokens']:,} tokens"
+        + (f", {result['tokens_cut_off']:,} tokens cut off" if result["tokens_cut_off"] else "")
+        + (f", {skipped['count']:,} documents skipped" if skipped["count"] else "")
+    )
+    heads = "\n".join(_head(head) for head in result["heads"])
+    left_out = "".join(f"<li>{escape(x['document'])}: {escape(x['reason'])}</li>" for x in skipped["documents"][:100])
+    problems = f"<section><h2>Skipped documents</h2><ol>{left_out}</ol></section>" if left_out else ""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Survey of {escape(result["model"])}</title><style>{style}{_STYLE}</style></head>
+<body style="margin:0"><div class="limelight survey">
+<header class="top"><span class="mark">lime<i>light</i></span>
+<span class="model">survey of <b>{escape(result["model"])}</b> · {facts}</span></header>
+<div class="body"><p class="soft">{escape(result["how"])} The label is the one that most documents give the head.</p>
+{problems}{heads}</div></div>
+<script>if (matchMedia("(prefers-color-scheme: dark)").matches)
+document.querySelector(".limelight").dataset.theme = "dark";</script></body></html>
+"""
+
+
+def _head(head: dict[str, Any]) -> str:
+    name = f"{head['module']}, head {head['head']}"
+    held = f"{head['held']:.0%} of documents"
+    return (
+        f'<details class="head"><summary><b>{escape(name)}</b><span class="tag">{escape(head["label"])}</span>'
+        f'<span class="soft">{held}</span><span>{_profile(head["profile"])}</span></summary>'
+        f'<div class="line">{_measures(head["measures"])}</div>{_labels(head["labels"])}{_examples(head["examples"])}'
+        "</details>"
+    )
+
+
+def _measures(measures: dict[str, Any]) -> str:
+    names = [name for name in _SHOWN if name in measures]
+    lines = [f"<tr><th></th>{''.join(f'<th>{name}</th>' for name in names)}</tr>"]
+    for over in ("documents", "tokens"):
+        cells = "".join(_cell(measures[name][over]) for name in names)
+        lines.append(f"<tr><th>over {over}</th>{cells}</tr>")
+    return f"<table>{''.join(lines)}</table>"
+
+
+def _cell(numbers: dict[str, Any]) -> str:
+    if not numbers["count"]:
+        return "<td></td>"
+    return (
+        f"<td>{numbers['mean']:.3g} ± {numbers['spread']:.2g}<br>"
+        f'<span class="range">{numbers["q05"]:.2g} … {numbers["q50"]:.2g} … {numbers["q95"]:.2g}</span></td>'
+    )
+
+
+def _labels(labels: dict[str, int]) -> str:
+    shown = ((escape(name), count) for name, count in labels.items())
+    chips = "".join(f'<span class="chip">{name} <small>{count:,}</small></span>' for name, count in shown)
+    return f'<div class="chips" style="margin:8px 0">{chips}</div>'
+
+
+def _profile(profile: dict[str, Any] | None) -> str:
+    """A line of the mean weight by distance."""
+    if profile is None:
+        return ""
+    means = [x or 0.0 for x in profile["mean_weight"]]
+    top, n = max(means) or 1.0, len(means)
+    points = " ".join(f"{240 * i / (n - 1):.1f},{22 - 20 * x / top:.1f}" for i, x in enumerate(means))
+    middle = 240 * -profile["from"] / (n - 1)
+    return (
+        '<svg width="240" height="24" role="img" aria-label="mean weight by distance">'
+        f'<line x1="{middle}" x2="{middle}" y1="0" y2="24" stroke="var(--line)"/>'
+        f'<polyline points="{points}" fill="none" stroke="var(--accent)"/></svg>'
+    )
+
+
+def _examples(examples: list[dict[str, Any]]) -> str:
+    lines = [
+        f"<tr><td>{x['weight']:.3f}</td><td class='words'>{_context(x['query_text'])}</td>"
+        f"<td class='words'>{_context(x['key_text'])}</td><td class='words soft'>{escape(x['document'])}</td></tr>"
+        for x in examples
+    ]
+    titles = "".join(f"<th class='words'>{title}</th>" for title in ("query", "key", "document"))
+    head = f"<tr><th>weight</th>{titles}</tr>"
+    return f"<table>{head}{''.join(lines)}</table>" if lines else ""
+
+
+def _context(text: list[str]) -> str:
+    before, token, after = (escape(x) for x in text)
+    return f"{before} <mark>{token}</mark> {after}"

@@ -1,0 +1,96 @@
+"""Translations: sentences in two languages, with scores, attention, and notes on what was difficult."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from limelight.lens.record import Record
+from limelight.lens.recorder import recording
+from limelight.nn import Seq2Seq
+
+_UNSURE = 0.48  # mean probability of a token, below which a translation is doubtful
+_FEW = 0.5  # tokens for each of the source's, below which something must be missing
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence and its translation.
+
+    ``changes`` says what of its numbers, names and quotation marks is lost: "the number 5 became 50".
+    ``source_tokens`` and ``tokens`` both end with ``</s>``; ``scores`` are the log-probabilities of ``tokens``, each
+    given those before it.
+    """
+
+    source: str
+    text: str
+    source_tokens: list[str]
+    tokens: list[str]
+    scores: list[float]
+    changes: list[str]
+    _foreign: bool  # made of words that the model does not know
+    _model: Seq2Seq = field(repr=False, compare=False)
+    _ids: tuple[Tensor, Tensor] = field(repr=False, compare=False)
+
+    @cached_property
+    def record(self) -> Record:
+        """The attention of every head; row i of the decoder holds the weights with which token i was written."""
+        source, target = self._ids
+        with torch.no_grad(), recording(self._model) as record:
+            self._model(source, target[:, :-1])
+        return record
+
+    def read_by(self, model: Seq2Seq) -> Record:
+        """Return the attention of another model with the same vocabulary to the same tokens on both sides."""
+        return replace(self, _model=model).record
+
+    @property
+    def doubtful(self) -> bool:
+        """True if the model finds its words unlikely, as it does with what is no plain English, or left any out."""
+        short = len(self.tokens) < _FEW * len(self.source_tokens)
+        return short or self._foreign or self.likelihood < _UNSURE
+
+    @property
+    def likelihood(self) -> float:
+        """The geometric mean of the probabilities of its tokens."""
+        return math.exp(sum(self.scores) / len(self.scores))
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A translated text: the ``text``, the ``sentences`` that it is made of, and ``notes`` on what was difficult."""
+
+    text: str
+    sentences: list[Sentence]
+    notes: list[str]
+
+    @property
+    def tokens(self) -> list[str]:
+        """The tokens of all sentences."""
+        return [token for sentence in self.sentences for token in sentence.tokens]
+
+    @property
+    def scores(self) -> list[float]:
+        """The log-probabilities of all tokens."""
+        return [score for sentence in self.sentences for score in sentence.scores]
+
+    @property
+    def record(self) -> Record:
+        """The attention of every head; ``record.calls(name)`` has a ``Weights`` for each sentence."""
+        record = Record()
+        for sentence in self.sentences:
+            for call in sentence.record.log:
+                record.add(call)
+        return record
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        from limelight.translate.display import translation_html
+
+        return translation_html(self)

@@ -7,10 +7,14 @@ from limelight.lens.edits import Bias, Edit, Knockout, Mean, Off, Only, Pattern,
 from limelight.lens.importance import Importance, importance
 from limelight.lens.logit_attribution import LogitAttribution, logit_attribution
 from limelight.lens.metrics import Cosine, Divergence, LogitDifference, NextTokenLoss, SequenceLogProbability
+from limelight.lens.patches import grid
+from limelight.lens.prompts import PromptMaps, prompt_maps
 from limelight.lens.record import Call, Record
 from limelight.lens.relations import Relation, relation
 from limelight.lens.report import Heads, heads
 from limelight.lens.watching import edit, watch
+from limelight.lens.word_maps import WordMaps, caption_maps
+from limelight.matrix.grid import Grid
 
 if TYPE_CHECKING:
     from limelight.explorer.page import save_page as save_page
@@ -21,6 +25,7 @@ __all__ = [
     "Cosine",
     "Divergence",
     "Edit",
+    "Grid",
     "Heads",
     "Importance",
     "Knockout",
@@ -31,15 +36,20 @@ __all__ = [
     "Off",
     "Only",
     "Pattern",
+    "PromptMaps",
     "Record",
     "Rectangle",
     "Relation",
     "SequenceLogProbability",
     "Temperature",
+    "WordMaps",
+    "caption_maps",
     "edit",
+    "grid",
     "heads",
     "importance",
     "logit_attribution",
+    "prompt_maps",
     "relation",
     "save_page",
     "watch",

@@ -32,21 +32,22 @@ class _InterceptAttention(TorchFunctionMode):
     Args:
         current_module: returns the innermost module that is running, ``nn.Softmax`` apart.
         recorder: records and edits the weights.
+        computes: compute the calls of SDPA here, and not only those that are edited.
 
     """
 
-    def __init__(self, current_module: Callable[[], nn.Module], recorder: Recorder) -> None:
+    def __init__(self, current_module: Callable[[], nn.Module], recorder: Recorder, computes: bool = False) -> None:
         super().__init__()
-        self.current_module, self.recorder = current_module, recorder
+        self.current_module, self.recorder, self.computes = current_module, recorder, computes
         self._candidates: dict[int, tuple[Tensor, nn.Module, Tensor]] = {}  # by id: the tensor, its module, the weights
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is functional.scaled_dot_product_attention and self.recorder.editors:
-            return self._edited_sdpa(*args, **kwargs)
+        if func is functional.scaled_dot_product_attention and (self.computes or self.recorder.editors):
+            return self._computed_sdpa(*args, **kwargs)
         out = func(*args, **kwargs)
         if func in _SOFTMAX and kwargs.get("dim", args[1] if len(args) > 1 else None) in (-1, out.ndim - 1):
-            heads = getattr(self.current_module(), "num_heads", 0)
+            heads = _count_heads(self.current_module())
             if out.ndim == 3 and heads and len(out) % heads == 0:  # batch and heads as one axis
                 return self._edited(out, out.unflatten(0, (-1, heads)), self.current_module())
             if out.ndim == 4:
@@ -69,8 +70,8 @@ class _InterceptAttention(TorchFunctionMode):
         edited = self.recorder.edit_dense(module, Weights.from_dense(four))
         return result if edited is None else edited.dense().reshape(result.shape)
 
-    def _edited_sdpa(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute a call of SDPA with its edits."""
+    def _computed_sdpa(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute and record a call of SDPA with its edits."""
         found = _sdpa_weights(query, key, value, *args, **kwargs)
         dropout = kwargs.get("dropout_p", args[1] if len(args) > 1 else 0.0)
         spec = found._problem.spec
@@ -80,6 +81,12 @@ class _InterceptAttention(TorchFunctionMode):
             self.current_module(), q, k, v, dropout=dropout, mask=spec.mask, bias=spec.bias, scale=spec.scale
         )
         return out if four else out[:, 0]
+
+
+def _count_heads(module: nn.Module) -> int:
+    """Return the number of heads that a module says that it has, in transformers or in diffusers, or 0."""
+    found = (getattr(module, name, None) for name in ("num_heads", "heads"))
+    return next((x for x in found if isinstance(x, int)), 0)
 
 
 def _sdpa_weights(
@@ -109,8 +116,11 @@ def _sdpa_weights(
 
 
 @contextmanager
-def intercept_attention(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Record and edit the weights that a model computes itself inside a ``with`` block."""
+def intercept_attention(model: nn.Module, recorder: Recorder, computes: bool = False) -> Iterator[None]:
+    """Record and edit the weights that a model computes itself inside a ``with`` block.
+
+    With ``computes``, limelight computes the model's calls of SDPA.
+    """
     running: list[nn.Module] = [model]
 
     def enter(module: nn.Module, *_: Any) -> None:
@@ -128,5 +138,5 @@ def intercept_attention(model: nn.Module, recorder: Recorder) -> Iterator[None]:
             stack.callback(module.register_forward_pre_hook(enter).remove)
             stack.callback(module.register_forward_hook(leave, always_call=True).remove)
         current = lambda: next(m for m in reversed(running) if type(m) is not nn.Softmax)  # noqa: E731
-        stack.enter_context(_InterceptAttention(current, recorder))
+        stack.enter_context(_InterceptAttention(current, recorder, computes))
         yield

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from limelight.lens.passes import layer_number
 from limelight.matrix.attribution import Attribution
 from limelight.matrix.base import Weights
+from limelight.matrix.grid import Grid
 from limelight.matrix.observation import Observation
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Call:
         values: the values v and the gradient of the output, if they were kept (``watch(values=True)``).
         module: the name of the module; ``name`` has the number of the pass after it if the module is shared.
         number: the layer's number, where it is not the first number in the name.
+        grids: how the queries and the keys lie on a picture; None for those that are not its patches.
 
     """
 
@@ -46,6 +48,7 @@ class Call:
     values: Values | None = None
     module: str = ""
     number: int | None = None
+    grids: tuple[Grid | None, Grid | None] = (None, None)
 
     @property
     def weights(self) -> Weights:

@@ -18,6 +18,7 @@ from limelight.core.problem import AttentionSpec
 from limelight.lens.editing import Editor, Operands, Plan
 from limelight.lens.hf import arguments as hf_arguments
 from limelight.lens.passes import Layer, Passes
+from limelight.lens.patches import Grids, PictureGrids
 from limelight.lens.record import Call, Record, Values
 from limelight.matrix.base import Weights
 from limelight.nn.attention import MultiHeadAttention
@@ -71,6 +72,7 @@ class Recorder:
         self._phase = "prefill"
         self._ids: dict[str, Tensor] = {}  # token ids so far, by stack
         self._reported: set[str] = set()  # names of modules that reported a call, recorded or not
+        self.pictures = PictureGrids(model)  # how queries and keys lie on a picture
 
     def add(self, module: nn.Module, found: Weights, layer: Layer | None = None, values: Values | None = None) -> None:
         """Record one attention call of a module."""
@@ -97,8 +99,13 @@ class Recorder:
             values=values,
             module=layer.module,
             number=layer.number,
+            grids=self.grids(module, found.shape),
         )
         self.record.add(call)
+
+    def grids(self, module: nn.Module, shape: tuple[int, ...]) -> Grids:
+        """Return how the queries and the keys of a module's call lie on a picture."""
+        return self.pictures.of(module, self._names[module], self._kind(module), shape)
 
     def _kind(self, module: nn.Module) -> str:
         return "cross" if module in self._cross_attending else "self"
@@ -152,6 +159,8 @@ class Recorder:
         sink: Tensor | None = None,
     ) -> Tensor:
         """Compute the attention of a module, edited, and record it; later statistics reuse what is computed here."""
+        if self.pictures.joins_text(module, v) and q.shape[2] == k.shape[2]:
+            self._cross_attending.discard(module)
         layer, first = self._begin(module, (*q.shape[:3], k.shape[2]))
         kept = self.statistics is None and self.is_wanted(layer)
         if kept:
@@ -176,6 +185,7 @@ class Recorder:
         else:
             self._cross_attending.discard(module)
         self.ran.add(module)
+        self.pictures.notice(module, bound)
         # generate() of an encoder-decoder runs the encoder alone first.
         if self._names[module].endswith("encoder") and (ids := _token_ids(bound, _SOURCE_IDS)) is not None:
             self._ids["encoder"] = ids

@@ -13,7 +13,7 @@ from torch import nn
 
 from limelight.lens.editing import Editor
 from limelight.lens.edits import Edit
-from limelight.lens.hf.arguments import is_transformers_model
+from limelight.lens.hf.arguments import is_diffusers_model, is_transformers_model
 from limelight.lens.passes import Layer, Passes
 from limelight.lens.record import Record
 from limelight.lens.recorder import Recorder, recording
@@ -38,7 +38,8 @@ def watch(
     with gradients.
 
     Args:
-        model: a model of transformers, or one made of limelight's layers.
+        model: a model of transformers or of diffusers (``pipe.unet``, ``pipe.transformer``), or one made of limelight's
+            layers.
         layers: numbers of layers, or patterns of module names such as ``"decoder.*"``; all unless given.
         keep: statistics to keep instead of q and k, as ``Weights.observe`` takes them: ``("entropy", "received")``, or
             ``{"top": 5, "entropy": True}``.
@@ -61,20 +62,27 @@ def watch(
 
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"watch: model must be a torch.nn.Module, not {type(model).__name__}")
+        raise TypeError(f"watch: model must be a torch.nn.Module, not {_describe(model)}")
     if not limit > 0:
         raise ValueError(f"watch: limit = {limit} must be above 0; it is in GiB")
     if values and keep is not None:
         raise ValueError("watch: values=True keeps the values beside the weights, and keep=… keeps statistics alone")
     recorder = Recorder(
         model,
-        is_wanted=_layer_filter(model, layers),
+        is_wanted=layer_filter(model, layers),
         statistics=_statistics(keep),
         limit=limit * 2**30,
         values=values,
         edits=None if edits is None else Editor(model, edits),
     )
     return watch_with(model, recorder, dense=dense, all_layers=layers is None)
+
+
+def _describe(model: Any) -> str:
+    """Name a type that is not a module, and of a pipeline the part to give instead."""
+    parts = (f"pipe.{x}" for x in ("unet", "transformer") if isinstance(getattr(model, x, None), nn.Module))
+    part = next(parts, None)
+    return type(model).__name__ + (f"; give a part of it, such as {part}" if part else "")
 
 
 def edit(model: nn.Module, edits: Mapping[int | str, Edit], *, dense: bool = False) -> AbstractContextManager[None]:
@@ -126,7 +134,7 @@ def _statistics(keep: Sequence[str] | Mapping[str, Any] | None) -> dict[str, Any
     return wanted
 
 
-def _layer_filter(model: nn.Module, layers: Iterable[int | str] | None) -> Callable[[Layer], bool]:
+def layer_filter(model: nn.Module, layers: Iterable[int | str] | None) -> Callable[[Layer], bool]:
     """Return the predicate on layers that ``layers`` stands for."""
     if layers is None:
         return lambda layer: True
@@ -143,7 +151,11 @@ def watch_with(
 ) -> Iterator[Record]:
     """Send all attention calls of a model to a recorder inside a ``with`` block."""
     with ExitStack() as stack:
-        if dense:
+        if is_diffusers_model(model):
+            from limelight.lens.diffusion import intercept_diffusion
+
+            stack.enter_context(intercept_diffusion(model, recorder))
+        elif dense:
             from limelight.lens.eager import intercept_attention
 
             stack.enter_context(intercept_attention(model, recorder))
@@ -154,8 +166,8 @@ def watch_with(
             stack.enter_context(registration.using_implementation(model))
         elif not any(isinstance(module, MultiHeadAttention) for module in model.modules()):
             raise ValueError(
-                f"watch: {type(model).__name__} is neither a model of transformers nor made of limelight's layers; "
-                "watch(model, dense=True) reads the weights that a model computes itself"
+                f"watch: {type(model).__name__} is neither a model of transformers or diffusers nor made of "
+                "limelight's layers; watch(model, dense=True) reads the weights that a model computes itself"
             )
         stack.enter_context(recording(model, recorder))
         stack.enter_context(_without_compilation())

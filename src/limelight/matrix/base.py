@@ -16,9 +16,11 @@ from limelight.core.problem import batched
 from limelight.core.tracing import has_subclass, is_traced
 from limelight.matrix.attribution import Attribution
 from limelight.matrix.by_value import value_norms
+from limelight.matrix.grid import Grid
 from limelight.matrix.indexing import check_index, places
 from limelight.matrix.observation import Observation
 from limelight.matrix.showing import draw_html, draw_small, show
+from limelight.matrix.showing_pictures import show_picture
 from limelight.matrix.statistics import STATISTICS, cover, distance, entropy, mass, pool, profile, received, similarity
 from limelight.matrix.statistics import max as max_statistic
 from limelight.matrix.statistics import top as top_statistic
@@ -273,10 +275,18 @@ class Weights:
         reduce: str = "mean",
         on: Any = "terminal",
         numbers: bool = False,
+        image: Any = None,
+        grid: Grid | None = None,
+        query: int | str | tuple[int, int] | None = None,
+        key: int | str | tuple[int, int] | None = None,
     ) -> Any:
-        """Draw it as a heatmap, queries down and keys across, with tokens on the axes.
+        """Draw it as a heatmap, queries down and keys across, with tokens on the axes, or as heat over a picture.
 
         A matrix that is larger than the drawing is pooled, and positions take the place of tokens.
+
+        With an image or a grid, what one query attends to is drawn over the picture, or what attends to one key; where
+        neither is given, the first special token (class) is the query, and without one the mean of all queries is
+        drawn.
 
         Args:
             tokens: the names of the queries, and of the keys too where there are as many and ``keys`` is not given.
@@ -287,6 +297,12 @@ class Weights:
             on: ``"terminal"``, a ``rich`` console, ``"figure"`` (a new figure of matplotlib, which is returned) or the
                 axes of one.
             numbers: write the weights into the cells, of up to 24 queries and keys.
+            image: the picture whose patches are the keys (or, with ``key``, the queries): a file, one of Pillow, an
+                array or a tensor.
+            grid: how the patches lie, as ``limelight.lens.grid(model)`` gives it; a square unless given.
+            query: the query whose weights are drawn over the picture: a position, a patch ``(row, column)`` or the name
+                of a special token of the grid.
+            key: the key instead, whose weights from all queries are drawn.
 
         >>> import torch, limelight as ll
         >>> A = ll.weights(2 * torch.eye(3)[None], torch.eye(3)[None], mask=ll.Causal())
@@ -302,6 +318,8 @@ class Weights:
         <BLANKLINE>
 
         """
+        if image is not None or grid is not None:
+            return show_picture(self, image, grid, query=query, key=key, head=head, batch=batch, on=on)
         return show(self, tokens, keys, head=head, batch=batch, reduce=reduce, on=on, numbers=numbers)
 
     def tensors(self) -> list[Tensor]:

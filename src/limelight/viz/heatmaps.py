@@ -52,7 +52,7 @@ def figure_of(pictures: Sequence[Picture], numbers: bool = False) -> Figure:
     need_matplotlib()
     cols = math.ceil(math.sqrt(len(pictures)))
     lines = math.ceil(len(pictures) / cols)
-    figure = _figure_class()(figsize=(1 + 3.6 * cols, 0.6 + 3.4 * lines), layout="constrained")
+    figure = new_figure((1 + 3.6 * cols, 0.6 + 3.4 * lines))
     axes = figure.subplots(lines, cols, squeeze=False).flat
     for axis, picture in zip(axes, pictures, strict=False):
         draw(picture, axis, numbers)
@@ -61,7 +61,7 @@ def figure_of(pictures: Sequence[Picture], numbers: bool = False) -> Figure:
     return figure
 
 
-def _figure_class() -> type[Figure]:
+def new_figure(size: tuple[float, float]) -> Figure:
     """Return a figure that a notebook shows as a cell's value: once, whether or not pyplot has been imported."""
     from io import BytesIO
 
@@ -73,7 +73,7 @@ def _figure_class() -> type[Figure]:
             self.savefig(file, format="png")
             return file.getvalue()
 
-    return NotebookFigure
+    return NotebookFigure(figsize=size, layout="constrained")
 
 
 def draw(picture: Picture, axis: Axes, numbers: bool = False) -> None:

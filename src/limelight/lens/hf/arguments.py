@@ -1,4 +1,4 @@
-"""Names that the models of transformers give to the arguments of ``forward``; does not import transformers."""
+"""Models of transformers and diffusers, and the names of their arguments; imports neither."""
 
 from __future__ import annotations
 
@@ -18,3 +18,8 @@ def is_encoder_decoder(model: nn.Module) -> bool:
 def is_transformers_model(model: nn.Module) -> bool:
     """Return whether any part of the model is a ``PreTrainedModel``, by the names of its base classes."""
     return any(base.__module__ == "transformers.modeling_utils" for m in model.modules() for base in type(m).__mro__)
+
+
+def is_diffusers_model(model: nn.Module) -> bool:
+    """Return whether a model is one of diffusers, by the names of its base classes."""
+    return any(base.__module__.startswith("diffusers.") for base in type(model).__mro__)

@@ -40,7 +40,7 @@ def grid(model: nn.Module, size: int | tuple[int, int] | None = None) -> Grid:
     11
 
     """
-    patch, known = _sizes(model)
+    patch, known = config_sizes(getattr(model, "config", None))
     size = known if size is None else (size, size) if isinstance(size, int) else size
     if patch is None or size is None:
         raise ValueError(
@@ -53,17 +53,17 @@ def grid(model: nn.Module, size: int | tuple[int, int] | None = None) -> Grid:
     return Grid(rows, cols, tuple(_special_tokens(model)))
 
 
-def _sizes(model: nn.Module) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """Return the sizes of a patch and of a picture that the configuration names."""
-    config: Any = getattr(model, "config", None)
+def config_sizes(config: Any) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+    """Return the sizes of a patch and of a picture that a configuration names, perhaps in its part for vision."""
     for part in ("vision_config", "encoder"):
-        if _setting(config, part) is not None:
-            config = _setting(config, part)
+        if setting(config, part) is not None:
+            config = setting(config, part)
             break
-    return _pair(_setting(config, "patch_size")), _pair(_setting(config, "image_size"))
+    return _pair(setting(config, "patch_size")), _pair(setting(config, "image_size"))
 
 
-def _setting(config: Any, name: str) -> Any:
+def setting(config: Any, name: str) -> Any:
+    """Return an entry of a configuration, which is a dict or an object, or None."""
     return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 

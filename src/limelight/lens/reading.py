@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -66,6 +68,7 @@ class Reading:
         following: the likeliest tokens after the text, with their probabilities; empty for models that predict none.
         replay: runs the model on the text again, with edits.
         reader: the model that has read it, for other texts.
+        picture: the picture that was looked at, ``(height, width, 3)`` bytes, as far as the model saw it.
 
     """
 
@@ -78,6 +81,7 @@ class Reading:
     following: list[tuple[str, float]] = field(default_factory=list)
     replay: Replay | None = None
     reader: Reader | None = field(default=None, repr=False, compare=False)
+    picture: NDArray[np.uint8] | None = field(default=None, repr=False, compare=False)
     _top_keys: dict[int, _TopKeys] = field(default_factory=dict, repr=False, compare=False)
 
     def names(self, call: Call) -> tuple[list[str], list[str]]:
@@ -319,14 +323,14 @@ def load_model(folder: Path, predicts: bool = False) -> tuple[nn.Module, bool]:
     config = read_config(folder)
     kind = config.get("model_type")
     if kind == "vit":
-        raise ValueError(f"{folder} holds a {kind} model, which does not read text")
+        raise ValueError(f"{folder} holds a {kind} model, which does not read text; give it a picture with --image")
     if isinstance(kind, str) and kind in ARCHITECTURES:
         return models.load(folder), True
     from limelight.lens.hf import loading
 
     model = loading.load_model(folder, config, predicts)
     if getattr(model, "main_input_name", "input_ids") != "input_ids" or hasattr(model.config, "vision_config"):
-        raise ValueError(f"{folder} holds a {kind} model, which does not read text alone")
+        raise ValueError(f"{folder} holds a {kind} model, which does not read text alone; try --image")
     return model, False
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn, track
 from rich.table import Table
 
+from limelight.lens import picture_terminal as pictures
 from limelight.lens import reading as readings
 from limelight.lens import strict_json
 from limelight.lens.reading import Link, Reading
@@ -60,8 +61,12 @@ def look(
     html: str | None,
     as_json: bool,
     save_page: Callable[..., None],
+    patch: tuple[int, int] | None = None,
 ) -> None:
-    """Print the report on heads, the strongest links and a heatmap of one head, or one word; write the page."""
+    """Print the report on heads, the strongest links and a heatmap of one head, or one word; write the page.
+
+    Of a picture, the heat of one patch (of the class token unless given) is drawn over it, and that of each word.
+    """
     messages = messages_console()
     if reading.left_out:
         read = len(reading.tokens["encoder"])
@@ -69,10 +74,11 @@ def look(
     everything = reading if temperature is None else reading.changed(temperature=temperature)
     selected = everything.only(layer)
     if word is not None and not as_json and not html:
-        return print_word(selected, word, wide_console())
+        return _draw_word(selected, word)
     explicit = head is not None
     progress = _progress_bars(messages, max(map(len, reading.tokens.values())))
-    call, head = selected.most_telling(head, progress("links"))
+    seen = selected if selected.picture is None else pictures.on_the_picture(selected)
+    call, head = seen.most_telling(head, progress("links"))
     report = selected.heads(progress("heads"))
     if explicit:
         links = selected.links(call, head, top, trivial=True)
@@ -88,15 +94,28 @@ def look(
     finally:
         if as_json:
             found = _as_dict(selected, rows, links, call, head)
-            print(strict_json.dumps(found if word is None else {**found, "word": word_as_dicts(selected, word)}))
+            if selected.picture is not None:
+                found |= pictures.as_dict(selected, call, head, patch)
+            if word is not None and selected.picture is None:
+                found["word"] = word_as_dicts(selected, word)
+            print(strict_json.dumps(found))
         elif word is not None:
-            print_word(selected, word, wide_console())
+            _draw_word(selected, word)
         else:
             title = f"strongest links of {call.name}, head {head}" if explicit else _LINKS_TITLE
-            _draw(selected, rows, _links_table(title, selected, links), call, head)
+            _draw(selected, rows, _links_table(title, selected, links), call, head, patch)
 
 
-def _draw(reading: Reading, rows: Heads, links: Table, call: Call, head: int) -> None:
+def _draw_word(reading: Reading, word: str) -> None:
+    """Print where on the picture a caption's word looks, or what a word of a text attends to."""
+    if reading.picture is not None:
+        return pictures.draw_words(reading, wide_console(), word)
+    return print_word(reading, word, wide_console())
+
+
+def _draw(
+    reading: Reading, rows: Heads, links: Table, call: Call, head: int, patch: tuple[int, int] | None = None
+) -> None:
     console = wide_console()
     if reading.wrote:
         console.print(printable(f"{reading.model} writes: {reading.wrote}"))
@@ -104,6 +123,8 @@ def _draw(reading: Reading, rows: Heads, links: Table, call: Call, head: int) ->
     _print_sizes(reading, console)
     console.print(rows)
     console.print(links)
+    if reading.picture is not None:
+        return pictures.draw(reading, call, head, patch, console)
     queries, keys = reading.names(call)
     console.print(f"{call.name}, layer {call.layer}", style="bold")
     call.weights.show(queries, keys, head=head, on=console)
@@ -111,8 +132,9 @@ def _draw(reading: Reading, rows: Heads, links: Table, call: Call, head: int) ->
 
 def _print_sizes(reading: Reading, console: Console) -> None:
     """Print the model's sizes with what each means."""
+    meanings = MEANINGS if reading.picture is None else {**MEANINGS, "n": pictures.described(reading)}
     for name, size in reading.sizes.items():
-        console.print(f"{name:>8} = {size:<6} {MEANINGS[name]}")
+        console.print(f"{name:>8} = {size:<6} {meanings[name]}")
 
 
 def _progress_bars(console: Console, tokens: int) -> Callable[[str], Callable[[Iterable[Any]], Any]]:

@@ -72,8 +72,7 @@ class Grid:
     def special(self) -> dict[str, int]:
         """The positions of the tokens that are not patches, by name."""
         last = self.patches.stop
-        named = [*enumerate(self.before), *enumerate(self.after, last)]
-        return {name: position for position, name in reversed(named)}
+        return {name: n for n, name in [*enumerate(self.before), *enumerate(self.after, last)]}
 
     def position(self, token: int | str | Sequence[int]) -> int:
         """Return the position of a patch ``(row, column)``, of a special token by name, or of a number."""

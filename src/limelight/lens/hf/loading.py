@@ -18,16 +18,18 @@ from limelight.viz.text import one_line
 _AFTER_ATTENTION = re.compile(r"(^|\.)(pooler|classifier|score|cls|lm_head|qa_outputs)\.")
 
 
-def load_model(folder: Path, config: dict[str, Any], predicts: bool = False) -> nn.Module:
+def load_model(folder: Path, config: dict[str, Any], predicts: bool = False, loader: str | None = None) -> nn.Module:
     """Load the model in a folder with transformers; raises ``ValueError`` unless its tensors fit ``config.json``.
 
-    With ``predicts`` a decoder comes with the head that predicts the next token, if the folder has one.
+    With ``predicts`` a decoder comes with the head that predicts the next token, if the folder has one. ``loader`` is
+    the name of a class of transformers to load it with, if the usual one does not do.
     """
     kind = config.get("model_type")
     try:
         from limelight.lens.hf import interfaces  # noqa: F401  raises ImportError if transformers is too old
     except ImportError as error:
         raise ImportError(f"{folder} holds a {kind} model; {error}") from None
+    import transformers
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -40,12 +42,13 @@ def load_model(folder: Path, config: dict[str, Any], predicts: bool = False) -> 
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
         hint = "; pickled weights are not read, convert them to safetensors" if pickled else ""
         raise FileNotFoundError(f"{folder} has no model.safetensors{hint}")
-    loader: Any = AutoModelForSeq2SeqLM if config.get("is_encoder_decoder") else AutoModel
+    made_by: Any = AutoModelForSeq2SeqLM if config.get("is_encoder_decoder") else AutoModel
     if predicts and any("CausalLM" in name or "LMHead" in name for name in config.get("architectures") or ()):
-        loader = AutoModelForCausalLM
+        made_by = AutoModelForCausalLM
+    made_by = made_by if loader is None else getattr(transformers, loader)
     with _quiet():
         try:
-            model, info = loader.from_pretrained(
+            model, info = made_by.from_pretrained(
                 folder,
                 trust_remote_code=False,
                 use_safetensors=True,

@@ -10,6 +10,8 @@ import pytest
 CODE = """
 import os, signal, threading, time, torch, limelight as ll
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
 def interrupted(call):
     "Seconds from a SIGINT to the KeyboardInterrupt that it raises in a call."
     sent = []

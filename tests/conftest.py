@@ -262,6 +262,15 @@ def leaf_masks(B: int, N: int, M: int, seed: int, dense: bool = True) -> list[Ma
             torch.randint(0, 3, (B, min(M, 11)), generator=g).repeat_interleave(-(-M // min(M, 11)), 1)[:, :M]
         ),
     ]
+    blocks = -(-M // 3)
+    masks += [
+        ll.Global(torch.randint(0, M, (3,), generator=g)),
+        ll.Global(torch.rand(B, M, generator=g) > 0.8),
+        ll.Strided(1 + number(6)),
+        ll.Dilated(number(4), 1 + number(4)),
+        ll.RandomBlocks(1 + number(5), number(3), seed=number(2**20)),
+        ll.Blocks(torch.rand(blocks, blocks, generator=g) > 0.6, 3),
+    ]
     if dense:
         masks += [
             ll.Dense(torch.rand(N, M, generator=g) > 0.5),

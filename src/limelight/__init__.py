@@ -10,7 +10,20 @@ if TYPE_CHECKING:
     from limelight import experiments, lens, models, nn, parallel, positions, translate
     from limelight.core.biases import ALiBi, DenseBias, Relative
     from limelight.core.checks import SlowPathWarning
-    from limelight.core.masks import Causal, Dense, Documents, First, Padding, Prefix, Window
+    from limelight.core.masks import (
+        Blocks,
+        Causal,
+        Dense,
+        Dilated,
+        Documents,
+        First,
+        Global,
+        Padding,
+        Prefix,
+        RandomBlocks,
+        Strided,
+        Window,
+    )
     from limelight.core.masks.patterns import patterns
     from limelight.explorer import explore
     from limelight.functional import attention, backend_for, weights
@@ -38,6 +51,11 @@ _HOME = {
     "Prefix": "core.masks",
     "First": "core.masks",
     "Dense": "core.masks",
+    "Global": "core.masks",
+    "Strided": "core.masks",
+    "Dilated": "core.masks",
+    "RandomBlocks": "core.masks",
+    "Blocks": "core.masks",
     "patterns": "core.masks.patterns",
     "ALiBi": "core.biases",
     "Relative": "core.biases",
@@ -52,18 +70,23 @@ _PACKAGES = ("experiments", "lens", "models", "nn", "parallel", "positions", "tr
 
 __all__ = [
     "ALiBi",
+    "Blocks",
     "ByteCache",
     "Causal",
     "Dense",
     "DenseBias",
+    "Dilated",
     "Documents",
     "First",
+    "Global",
     "HeavyHitterCache",
     "KVCache",
     "Padding",
     "Prefix",
+    "RandomBlocks",
     "Relative",
     "SlowPathWarning",
+    "Strided",
     "Weights",
     "Window",
     "WindowCache",

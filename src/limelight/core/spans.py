@@ -80,8 +80,27 @@ def document_spans(queries: Tensor, keys: Tensor, present: Tensor) -> Tensor:
     return runs_of(queries.cpu(), keys.cpu(), present.cpu())
 
 
+def runs(flags: Tensor) -> Tensor:
+    """The runs of True along the last axis, ``(…, count, 2)``; there are as many as the most scattered row has."""
+    n = flags.shape[-1]
+    at = torch.arange(n, device=flags.device)
+    edge = flags.new_zeros(*flags.shape[:-1], 1)
+    begins = flags & ~torch.cat([edge, flags[..., :-1]], -1)
+    ends = flags & ~torch.cat([flags[..., 1:], edge], -1)
+    count = max(int(begins.sum(-1).max()), 1) if flags.numel() else 1
+    first = torch.where(begins, at, n).sort(-1).values[..., :count]
+    last = torch.where(ends, at + 1, n).sort(-1).values[..., :count]
+    found = torch.stack([first, last], -1)
+    return found if n else found.new_zeros(*flags.shape[:-1], 1, 2)
+
+
+_MANY_PAIRS = 64  # with more pairs of spans than this, an intersection is made from complements
+
+
 def intersection(a: Tensor, b: Tensor, M: int) -> Tensor:
     """The spans of keys that lie in a span of ``a`` and in a span of ``b``."""
+    if min(a.shape[2], b.shape[2]) > 1 and a.shape[2] * b.shape[2] > _MANY_PAIRS:
+        return complement(union(complement(a, M), complement(b, M), M), M)
     begin = torch.maximum(a[..., :, None, 0], b[..., None, :, 0]).flatten(2)
     end = torch.minimum(a[..., :, None, 1], b[..., None, :, 1]).flatten(2)
     return _tidy(begin, end, M, a.shape[2] + b.shape[2] - 1)
@@ -92,14 +111,17 @@ def union(a: Tensor, b: Tensor, M: int) -> Tensor:
     batch, N = max(a.shape[0], b.shape[0]), a.shape[1]
     both = torch.cat([x.expand(batch, N, -1, -1) for x in (a, b)], 2)
     count = both.shape[2]
-    both = _tidy(both[..., 0], both[..., 1], M, count)
-    begin, end = list(both[..., 0].unbind(2)), list(both[..., 1].unbind(2))
-    for c in range(1, len(begin)):
-        meets = begin[c] <= end[c - 1]
-        begin[c] = torch.where(meets, begin[c - 1], begin[c])
-        end[c] = torch.where(meets, torch.maximum(end[c - 1], end[c]), end[c])
-        end[c - 1] = torch.where(meets, begin[c - 1], end[c - 1])
-    return _tidy(torch.stack(begin, 2), torch.stack(end, 2), M, count)
+    begin, end = _tidy(both[..., 0], both[..., 1], M, count).unbind(-1)
+    if begin.shape[2] == 1:
+        return torch.stack([begin, end], -1)
+    # A span that begins behind the end of all before it begins a run, which ends before the next one begins.
+    reach = end.cummax(2).values
+    apart = (begin[..., 1:] > reach[..., :-1]) | (begin[..., 1:] == M)
+    edge = torch.ones_like(apart[..., :1])
+    begins, ends = torch.cat([edge, apart], 2), torch.cat([apart, edge], 2)
+    first = torch.where(begins, begin, M).sort(2).values
+    last = torch.where(ends, reach, M).sort(2).values
+    return _tidy(first, last, M, count)
 
 
 def complement(a: Tensor, M: int) -> Tensor:

@@ -18,14 +18,19 @@ Causal() & Window(2), 9 queries × 9 keys
 
 from limelight.core.masks.base import And, Lowered, LoweredMask, Mask, Not, Or, lower_mask, positions
 from limelight.core.masks.data import Dense, Documents, Padding, Spans
+from limelight.core.masks.layouts import Blocks, RandomBlocks
 from limelight.core.masks.positional import Causal, First, Prefix, Window
+from limelight.core.masks.sparse import Dilated, Global, Strided
 
 __all__ = [
     "And",
+    "Blocks",
     "Causal",
     "Dense",
+    "Dilated",
     "Documents",
     "First",
+    "Global",
     "Lowered",
     "LoweredMask",
     "Mask",
@@ -33,7 +38,9 @@ __all__ = [
     "Or",
     "Padding",
     "Prefix",
+    "RandomBlocks",
     "Spans",
+    "Strided",
     "Window",
     "lower_mask",
     "positions",

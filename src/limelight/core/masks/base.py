@@ -109,6 +109,7 @@ class LoweredMask:
 _CACHED_QUERIES = (
     4096  # with more queries, lowering costs little compared with the attention itself, and spans are large
 )
+_CACHED_SPANS = 16  # of a query; more of them would take much memory
 _CACHE_SIZE = 256
 _cache: dict[Hashable, LoweredMask] = {}
 
@@ -120,9 +121,12 @@ def lower_mask(mask: Mask, N: int, M: int) -> LoweredMask:
         return LoweredMask(*mask.lower(N, M))
     found = _cache.get((key, N, M))
     if found is None:
+        found = LoweredMask(*mask.lower(N, M))
+        if found.spans is not None and found.spans.shape[2] > _CACHED_SPANS:
+            return found
         if len(_cache) >= _CACHE_SIZE:
             _cache.clear()
-        found = _cache[key, N, M] = LoweredMask(*mask.lower(N, M))
+        _cache[key, N, M] = found
     return found
 
 

@@ -9,7 +9,9 @@ import torch
 from limelight.core.masks.base import Mask
 from limelight.core.masks.counts import check_whole
 from limelight.core.masks.data import Documents
+from limelight.core.masks.layouts import RandomBlocks
 from limelight.core.masks.positional import Causal, First, Prefix, Window
+from limelight.core.masks.sparse import Dilated, Global, Strided
 
 _LARGEST = 64  # queries of a drawing
 _ACROSS = 100  # characters of a line of drawings
@@ -79,5 +81,9 @@ def patterns(n: int = 12) -> Patterns:
         "prefix": Prefix(third),
         "documents": Documents(ids),
         "causal documents": Causal() & Documents(ids),
+        "global tokens": Window(reach) | Global([0]),
+        "strided": Causal() & (Window(reach) | Strided(third)),
+        "dilated": Dilated(reach, 2),
+        "random blocks": Window(reach) | Global([0]) | RandomBlocks(max(1, n // 6), 1),
     }
     return Patterns(Pattern(name, mask, n) for name, mask in masks.items())

@@ -1,0 +1,122 @@
+"""Sparse patterns: their definitions, what they refuse, and that they keep their pattern in a cache."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+import limelight as ll
+from limelight.core.masks import Mask
+
+LAYOUT = torch.rand(4, 4, generator=torch.Generator().manual_seed(5)) > 0.5
+FLAGS = torch.rand(2, 11, generator=torch.Generator().manual_seed(7)) > 0.6
+
+
+@pytest.mark.parametrize(
+    ("mask", "rule"),
+    [
+        (ll.Strided(3), lambda p, j: (p - j) % 3 == 0),
+        (ll.Strided(1), lambda p, j: True),
+        (ll.Dilated(2, 3), lambda p, j: p - j in (-6, -3, 0, 3, 6)),
+        (ll.Dilated(0, 5), lambda p, j: p == j),
+        (ll.Global([5, 2]), lambda p, j: p in (2, 5) or j in (2, 5)),
+        (ll.Global(7), lambda p, j: 7 in (p, j)),
+        (ll.Global([]), lambda p, j: False),
+        (ll.Global([40]), lambda p, j: False),
+        (ll.Global(FLAGS[0]), lambda p, j: bool(FLAGS[0, p] or FLAGS[0, j])),
+        (ll.Blocks(LAYOUT, 3), lambda p, j: bool(LAYOUT[p // 3, j // 3])),
+        (ll.Causal() & (ll.Strided(4) | ll.Window(1)), lambda p, j: j <= p and ((p - j) % 4 == 0 or p - j <= 1)),
+    ],
+)
+def test_definitions_with_positions_aligned_at_the_end(mask: Mask, rule: object) -> None:
+    N, M = 7, 11
+    want = [[rule(M - N + i, j) for j in range(M)] for i in range(N)]  # type: ignore[operator]
+    assert mask.dense(N, M).tolist() == want
+
+
+def test_random_blocks() -> None:
+    mask = ll.RandomBlocks(5, 3, seed=11)
+    layout = mask.layout(43)  # nine blocks, the last one of three keys
+    assert layout.shape == (9, 9)
+    assert (layout.sum(1) == 3).all(), "without repetition"
+    assert torch.equal(mask.dense(43), ll.Blocks(layout, 5).dense(43))
+    assert torch.equal(layout, ll.RandomBlocks(5, 3, seed=11).layout(43)), "the same in every process"
+    assert not torch.equal(layout, ll.RandomBlocks(5, 3, seed=12).layout(43))
+    counts = sum(ll.RandomBlocks(1, 2, seed=s).layout(5).double() for s in range(600))
+    assert (counts / 600 - 0.4).abs().max() < 5 * (0.4 * 0.6 / 600) ** 0.5, "every block is as likely"
+    assert ll.RandomBlocks(4, 99).dense(9).all()
+    assert not ll.RandomBlocks(4, 0).dense(9).any()
+
+
+def test_flags_differ_by_batch_element() -> None:
+    want = FLAGS[:, :, None] | FLAGS[:, None, :]
+    assert torch.equal(ll.Global(FLAGS).dense(11)[:, 0], want)
+    assert torch.equal(ll.Global(FLAGS).dense(4, 11)[:, 0], want[:, 7:])
+
+
+def test_layouts_by_head() -> None:
+    layout = torch.rand(2, 3, 4, 4) > 0.5
+    mask = ll.Blocks(layout, 3)
+    want = layout.repeat_interleave(3, 2).repeat_interleave(3, 3)[:, :, :11, :11]
+    assert torch.equal(mask.dense(11), want)
+    q, k, v = (torch.randn(2, 3, 11, 5) for _ in "qkv")
+    got, dense = (ll.attention(q, k, v, mask=m) for m in (mask, ll.Dense(want)))
+    torch.testing.assert_close(got, dense)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        ll.Causal() & (ll.Strided(3) | ll.Window(1)),
+        ll.Causal() & ll.Dilated(2, 3),
+        ll.Causal() & (ll.Global([0, 4]) | ll.Window(2)),
+        ll.Causal() & ll.Blocks(torch.rand(5, 5) > 0.4, 4),
+    ],
+)
+def test_a_cache_sees_the_pattern_of_the_whole(mask: Mask) -> None:
+    q, k, v = (torch.randn(2, 3, 17, 5) for _ in "qkv")
+    whole = ll.attention(q, k, v, mask=mask)
+    for n in range(1, 18):
+        step = ll.attention(q[:, :, n - 1 : n], k[:, :, :n], v[:, :, :n], mask=mask)
+        torch.testing.assert_close(step[:, :, 0], whole[:, :, n - 1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: ll.Strided(0), ValueError, "stride = 0; give 1 for every key"),
+        (lambda: ll.Strided(2.5), TypeError, "stride must be a whole number, not 2.5"),
+        (lambda: ll.Dilated(-1, 2), ValueError, "window = -1 is negative"),
+        (lambda: ll.Dilated(1, 0), ValueError, "dilation = 0"),
+        (lambda: ll.Global([3, -1]), ValueError, "position -1 is negative; positions count from the first key"),
+        (lambda: ll.Global([0.5]), TypeError, "must be whole numbers"),
+        (lambda: ll.Global([[1], [2]]), ValueError, "boolean tensor"),
+        (lambda: ll.Global("cls"), TypeError, "must be whole numbers, not 'cls'"),
+        (lambda: ll.Global(FLAGS).dense(12), ValueError, "11 flags for 12 keys"),
+        (lambda: ll.Blocks([[True]], 2), TypeError, "must be a boolean tensor, not list"),
+        (lambda: ll.Blocks(torch.ones(2), 2), TypeError, "boolean tensor, not torch.float32"),
+        (lambda: ll.Blocks(LAYOUT[0], 2), ValueError, "give .rows, columns. of blocks"),
+        (lambda: ll.Blocks(LAYOUT, 0), ValueError, "block = 0"),
+        (lambda: ll.Blocks(LAYOUT, 3).dense(13), ValueError, "does not cover 13 positions; give at least 5 × 5"),
+        (lambda: ll.RandomBlocks(0, 1), ValueError, "block = 0"),
+    ],
+)
+def test_errors_name_the_clash(make: object, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("mask", [ll.Strided(3), ll.Global(FLAGS), ll.Blocks(LAYOUT, 3), ll.RandomBlocks(2, 1, seed=3)])
+def test_pickle(mask: Mask) -> None:
+    other = pickle.loads(pickle.dumps(mask))
+    assert repr(other) == repr(mask)
+    assert torch.equal(other.dense(11), mask.dense(11))
+
+
+def test_compiled() -> None:
+    mask = ll.Causal() & (ll.Strided(3) | ll.Window(2) | ll.Global([1]) | ll.RandomBlocks(4, 1))
+    compiled = torch.compile(lambda q, k, v: ll.attention(q, k, v, mask=mask), fullgraph=True, backend="aot_eager")
+    q, k, v = (torch.randn(1, 2, 13, 5) for _ in "qkv")
+    torch.testing.assert_close(compiled(q, k, v), ll.attention(q, k, v, mask=mask))

@@ -24,7 +24,7 @@ import torch
 from limelight import translate
 from limelight.cli._bench.measuring import best
 from limelight.translate import Pair, Translation, Translator
-from limelight.translate.augmentation import continued, lower_words, reserved
+from limelight.translate.words import continued, lower_words, reserved
 
 LOAD = """
 import time, torch

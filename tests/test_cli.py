@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from limelight.cli import main
 
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -58,3 +63,29 @@ def test_a_closed_pipe() -> None:
         done = run("trace", stdout=closed)
     assert done.returncode == 1
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["translate", "Hi", "--html", "--model", "folder"],
+        ["look", "Hi", "--word", "--json"],
+        ["matter", "Hi", "--figure", "--json"],
+        ["train", "pairs.tsv", "--out", "--epochs", "3"],
+        ["bench", "--out", "--json"],
+    ],
+)
+def test_an_option_is_not_the_value_of_another(
+    line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, line)
+    assert result.exit_code == 2
+    assert re.search(r"Error: --\w+ needs a value, not --\w+; write --\w+=--\w+ if you mean it", result.output)
+    assert not list(tmp_path.iterdir())
+
+
+def test_text_that_looks_like_an_option() -> None:
+    asked = CliRunner().invoke(main, ["look", "Hi there", "--word=--json"])
+    assert "'--json'" in asked.output  # as a word that the text does not have
+    assert CliRunner().invoke(main, ["translate", "--json", "--beams", "1", "--", "--model"]).exit_code == 0

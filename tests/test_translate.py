@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from limelight import models, translate
 from limelight.cli import main
 from limelight.models.generation import beam_hypotheses
 from limelight.translate import Pair, Recipe, display, stand_ins, training, vocabulary
-from limelight.translate.augmentation import Augmenter, known_words, reserved
+from limelight.translate.augmentation import Augmenter
 from limelight.translate.copying import Phrase, changes, phrases
-from limelight.translate.data import batches, padded
+from limelight.translate.data import Batch, batches, padded
 from limelight.translate.defaults import advice_on, choices_for
 from limelight.translate.distillation import own_pairs
 from limelight.translate.numerals import numbers
@@ -30,6 +31,7 @@ from limelight.translate.search import PhraseSearch
 from limelight.translate.sentences import split
 from limelight.translate.training import loss_of
 from limelight.translate.warm_start import begin_with
+from limelight.translate.words import known_words, reserved
 
 WORDS = {"the": "le", "cat": "chat", "dog": "chien", "sees": "voit", "a": "un", "man": "homme", "eats": "mange"}
 TINY = Recipe(
@@ -133,6 +135,25 @@ def test_the_loss() -> None:
         logits = model(torch.tensor([source]), before)[0]
         total = total + torch.nn.functional.cross_entropy(logits, torch.tensor(target), reduction="sum")
     torch.testing.assert_close(loss_of(model, batch), total / sum(map(len, targets)))
+
+
+def test_the_loss_of_two_passes() -> None:
+    """With dropout, the entropy and the symmetric divergence of the same two passes, by PyTorch; without, none."""
+    torch.manual_seed(0)
+    tokenizer = vocabulary.learn([text for pair in toy_pairs() for text in pair], 60)
+    model: Any = models.build(TINY.config(tokenizer))
+    sources, targets = (vocabulary.encode(tokenizer, [pair[n] for pair in toy_pairs(5)]) for n in (0, 1))
+    (batch,) = batches(list(zip(sources, targets, strict=True)), 10_000, 2, "x")
+    torch.testing.assert_close(loss_of(model.eval(), batch, 0.1, 3.0), loss_of(model, batch, 0.1))
+    model.train()
+    torch.manual_seed(1)
+    logits, wanted = training._predictions(model, Batch(*(torch.cat([x, x]) for x in batch)))
+    p, q = logits.log_softmax(-1).chunk(2)
+    kl = partial(torch.nn.functional.kl_div, reduction="batchmean", log_target=True)
+    expected = torch.nn.functional.cross_entropy(logits, wanted) + 3.0 * 0.5 * (kl(p, q) + kl(q, p))
+    torch.manual_seed(1)
+    torch.testing.assert_close(loss_of(model, batch, consistency=3.0), expected)
+    assert float(kl(p, q).detach()) > 1e-3
 
 
 class Interrupted(Exception):
@@ -572,6 +593,19 @@ def test_training_from_a_start(toy: Path, tmp_path: Path) -> None:
     recipe = Recipe(**{**vars(TINY), "epochs": 1, "decoder_layers": 2, "rate": 1e-4, "falling": 0.5, **PLAIN})
     assert translate.train(toy_pairs(), tmp_path, recipe, start=toy) > 60
     assert len(translate.load(tmp_path).model.decoder.blocks) == 2
+
+
+def test_training_on_distilled_pairs(toy: Path, tmp_path: Path) -> None:
+    """The model learns their targets, which the given pairs do not have; sentences to validate on are refused."""
+    recipe = Recipe(**{**vars(TINY), "epochs": 1, "rate": 1e-2, **PLAIN})
+    allowed, aside = training.split_for_training(toy_pairs(), recipe)
+    distilled = [Pair(pair.source, "chat") for pair in allowed]
+    translate.train(toy_pairs(), tmp_path, recipe, start=toy, distilled=distilled)
+    assert translate.load(toy)("a dog sees a man").text != "chat"
+    assert translate.load(tmp_path)("a dog sees a man").text == "chat"
+    distilled.append(Pair(next(iter(aside)), "chat"))
+    with pytest.raises(ValueError, match=r"1 distilled pairs, such as .* are not among those to train on"):
+        translate.train(toy_pairs(), tmp_path / "other", recipe, start=toy, distilled=distilled)
 
 
 def test_a_search_for_phrases(toy: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -40,10 +41,34 @@ class CommandGroup(click.Group):
         with one_line_errors():
             return super().make_context(*args, **kwargs)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, and refuse options in the place of another option's value."""
+        name, found, rest = super().resolve_command(ctx, args)
+        if found is not None:
+            _check_values(found, rest)
+        return name, found, rest
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command, with errors in one line."""
         with one_line_errors():
             return super().invoke(ctx)
+
+
+def _check_values(command: click.Command, args: list[str]) -> None:
+    """Refuse ``--html --model FOLDER``, which would write a file with the name ``--model``."""
+    valued = {
+        name
+        for option in command.params
+        if isinstance(option, click.Option) and not (option.is_flag or option.count)
+        for name in option.opts
+    }
+    for option, value in pairwise(args):
+        if option == "--":
+            return
+        if option in valued and value.startswith("--"):
+            raise click.UsageError(f"{option} needs a value, not {value}; write {option}={value} if you mean it")
 
 
 def _exit_without_output(code: int) -> None:

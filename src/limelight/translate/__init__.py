@@ -6,8 +6,9 @@
 """
 
 from limelight.translate.data import Pair, divide, read_pairs
+from limelight.translate.recipe import Recipe
 from limelight.translate.results import Sentence, Translation
-from limelight.translate.training import Progress, Recipe, bleu, train
+from limelight.translate.training import Progress, bleu, train
 from limelight.translate.translator import Translator, load, shipped
 
 __all__ = [

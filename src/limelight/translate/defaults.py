@@ -7,7 +7,7 @@ from math import ceil
 from typing import Any
 
 from limelight.translate.data import Pair
-from limelight.translate.training import Recipe
+from limelight.translate.recipe import Recipe
 
 _PIECES = 1.4  # tokens of a word, with the end of the sentence
 _EACH_EPOCH, _UPDATES = 100, 4000  # at least as many updates

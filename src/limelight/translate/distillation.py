@@ -5,6 +5,7 @@ Of the hypotheses for a sentence, the one that is most like the given translatio
 search what it found with one.
 
 python -m limelight.translate.distillation PAIRS.tsv OUT.tsv [--model FOLDER]
+limelight train PAIRS.tsv --distilled OUT.tsv --from FOLDER --out OTHER
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -20,7 +22,7 @@ from limelight.core.masks import Padding
 from limelight.models.generation import beam_hypotheses
 from limelight.nn import Seq2Seq
 from limelight.translate import vocabulary
-from limelight.translate.data import Pair, divide, padded, read_pairs
+from limelight.translate.data import Pair, padded, read_pairs
 
 _LEAST = 40.0  # BLEU of a hypothesis that is kept
 _TOGETHER = 16  # batches whose sentences are sorted by length together
@@ -60,22 +62,17 @@ def _hypotheses(model: Seq2Seq, tokenizer: Tokenizer, texts: Sequence[str], beam
     return [tokenizer.decode_batch([ids.tolist() for _, ids in one]) for one in found]
 
 
-def main(pairs: str, out: str, folder: str | None, beams: int, count: int | None) -> None:
-    """Write the pairs and, after them, those of the model's own translations of what it may be trained on."""
-    from limelight.translate.training import Recipe
+def main(pairs: str, out: str, folder: str | None, beams: int, count: int | None, validated: int) -> None:
+    """Write pairs of the model's own translations of the sentences that it may be trained on."""
+    from limelight.translate.recipe import Recipe
+    from limelight.translate.training import split_for_training
     from limelight.translate.translator import load
 
-    given = read_pairs(pairs)
-    recipe = Recipe()
-    training, _ = divide(given, recipe.held_out, recipe.seed)
-    training, _ = divide(training, recipe.validated, recipe.seed)
+    training, _ = split_for_training(read_pairs(pairs), Recipe(validated=validated))
     translator = load(folder)
-    with Path(out).open("w", encoding="utf-8") as file:
-        file.writelines(f"{source}\t{target}\n" for source, target in given)
-        for n, pair in enumerate(own_pairs(translator.model, translator.tokenizer, training, beams=beams)):
-            if n == count:
-                break
-            file.write(f"{pair.source}\t{pair.target}\n")
+    own = own_pairs(translator.model, translator.tokenizer, training, beams=beams)
+    with Path(out).open("w", encoding="utf-8", buffering=1) as file:
+        file.writelines(f"{source}\t{target}\n" for source, target in islice(own, count))
 
 
 if __name__ == "__main__":
@@ -85,5 +82,6 @@ if __name__ == "__main__":
     parser.add_argument("--model")
     parser.add_argument("--beams", type=int, default=4)
     parser.add_argument("--count", type=int, help="own translations; all unless given")
+    parser.add_argument("--validated", type=int, default=300, help="as in the training that uses them")
     asked = parser.parse_args()
-    main(asked.pairs, asked.out, asked.model, asked.beams, asked.count)
+    main(asked.pairs, asked.out, asked.model, asked.beams, asked.count, asked.validated)

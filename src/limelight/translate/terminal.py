@@ -15,7 +15,8 @@ from rich.progress import Progress as Bar
 
 from limelight.translate.data import read_pairs
 from limelight.translate.defaults import advice_on, choices_for
-from limelight.translate.training import Progress, Recipe, Stopped, split_for_training, train
+from limelight.translate.recipe import Recipe
+from limelight.translate.training import Progress, Stopped, split_for_training, train
 from limelight.viz.tables import messages_console
 from limelight.viz.text import printable
 
@@ -28,6 +29,7 @@ def train_with_progress(
     choices: dict[str, Any],
     threads: int | None,
     start: str | None = None,
+    distilled: str | None = None,
     finish: bool = False,
     command: str = "",
 ) -> bool:
@@ -62,6 +64,7 @@ def train_with_progress(
                 folder,
                 recipe,
                 start=start,
+                distilled=None if distilled is None else read_pairs(distilled),
                 finish=finish,
                 watch=watch,
                 scored=scored,

@@ -23,96 +23,12 @@ from limelight import models
 from limelight.core.masks import Padding
 from limelight.nn import Seq2Seq
 from limelight.translate import stand_ins, vocabulary
-from limelight.translate.augmentation import Augmenter, Shares, known_words
+from limelight.translate.augmentation import Augmenter
 from limelight.translate.copying import WORDS
 from limelight.translate.data import Batch, Pair, batches, divide, padded
+from limelight.translate.recipe import Recipe
 from limelight.translate.warm_start import begin_with
-
-_SHARES = ("names", "numbers", "phrases", "quotes", "joined")
-_MAY_BE_ZERO = ("dropout", "label_smoothing", "warm_up", "seed", "average", "bfloat16", *_SHARES)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """The settings that decide the result besides the pairs: the same recipe on the same pairs gives the same model."""
-
-    vocabulary: int = 5800
-    width: int = 256
-    heads: int = 8
-    encoder_layers: int = 4
-    decoder_layers: int = 2
-    hidden: int = 768
-    dropout: float = 0.1
-    label_smoothing: float = 0.1
-    epochs: int = 20
-    part: float = 1.0  # share of the pairs that an epoch has
-    tokens: int = 2500  # of the targets of a batch
-    rate: float = 1e-3  # at its highest, after the warm-up; it falls to 0 as a cosine
-    warm_up: int = 1500
-    clip: float = 1.0  # of the gradient's norm
-    average: float = 0.999  # of the parameters: what is validated and kept is their moving average
-    blend: float = 1.0  # share of what was trained in what is kept; the rest are the parameters that it started from
-    held_out: int = 1500
-    validated: int = 300  # sentences that BLEU after every epoch is measured on; none of those that are held out
-    patience: int = 5  # epochs without a better BLEU, after which training ends
-    falling: float = 1.0  # share of the training, at its end, in which the rate falls
-    names: float = 0.6  # of the pairs with a name on both sides, those that get another one in an epoch
-    numbers: float = 0.6  # the same of numbers
-    phrases: float = 0.06  # of all pairs, those that get a phrase with a number or a name
-    quotes: float = 0.02  # of all pairs, those that get quotation marks
-    joined: float = 0.45  # of all pairs, those that are joined to long sentences
-    longest: int = 65  # words of a joined sentence
-    bfloat16: bool = False  # matrix products in bfloat16: twice as fast where the processor has them
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            least = 0 if name in _MAY_BE_ZERO else 1e-12
-            if not isinstance(value, (int, float)):
-                raise TypeError(f"{name} = {value!r} must be a number")
-            if not value >= least:
-                raise ValueError(f"{name} = {value} must be {'at least' if least == 0 else 'above'} 0")
-        for name in ("dropout", "label_smoothing", "average"):
-            if getattr(self, name) >= 1:
-                raise ValueError(f"{name} = {getattr(self, name)} must be below 1")
-        for name in ("part", "falling", "blend", *_SHARES):
-            if getattr(self, name) > 1:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at most 1")
-        if self.width % self.heads:
-            raise ValueError(f"width = {self.width} must be a multiple of heads = {self.heads}")
-
-    @property
-    def shares(self) -> Shares:
-        """The shares of the pairs that are changed in an epoch."""
-        return Shares(**{name: getattr(self, name) for name in _SHARES}, longest=self.longest)
-
-    def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """The configuration of the original Transformer, in the words of Marian's checkpoints."""
-        shape: dict[str, Any] = {}
-        for stack, depth in (("encoder", self.encoder_layers), ("decoder", self.decoder_layers)):
-            shape |= {f"{stack}_layers": depth, f"{stack}_attention_heads": self.heads, f"{stack}_ffn_dim": self.hidden}
-        end, padding = vocabulary.number(tokenizer, vocabulary.END), vocabulary.number(tokenizer, vocabulary.PADDING)
-        return {
-            "model_type": "marian",
-            "architectures": ["MarianMTModel"],
-            "vocab_size": tokenizer.get_vocab_size(),
-            "d_model": self.width,
-            **shape,
-            "activation_function": "relu",
-            "dropout": self.dropout,
-            "attention_dropout": 0.0,
-            "activation_dropout": 0.0,
-            "scale_embedding": True,
-            "initializer_range": self.width**-0.5,
-            "max_position_embeddings": 512,
-            "eos_token_id": end,
-            "forced_eos_token_id": None,
-            "pad_token_id": padding,
-            "decoder_start_token_id": padding,
-            "is_encoder_decoder": True,
-            "share_encoder_decoder_embeddings": True,
-            "tie_word_embeddings": True,
-        }
+from limelight.translate.words import known_words
 
 
 @dataclass(frozen=True)
@@ -155,6 +71,7 @@ def train(
     recipe: Recipe,
     *,
     start: str | Path | None = None,
+    distilled: list[Pair] | None = None,
     finish: bool = False,
     watch: Callable[[Progress], None] = lambda _: None,
     scored: Callable[[int, float], None] = lambda *_: None,
@@ -169,16 +86,18 @@ def train(
 
     Where ``folder`` holds a training with the same recipe that was interrupted, it goes on to the same result as if it
     had not been. ``start`` is the folder of a model with the same width to begin with; decoder layers that it does not
-    have are added. ``finish`` trains no further: it leaves the model of a training that was interrupted in an epoch as
-    it is, even where an earlier epoch had a better BLEU. ``watch`` is called after every update, ``scored`` after every
-    epoch, ``resumed`` with the number of updates and epochs of a training that goes on. Everything is saved every
-    ``save_every`` seconds, and when ``stop``, called after every update, returns True; then ``Stopped`` is raised.
+    have are added. ``distilled`` are pairs to train on in place of the given ones, whose sentences they translate
+    otherwise (see ``distillation``); vocabulary and sentences to validate on are still those of ``pairs``. ``finish``
+    trains no further: it leaves the model of a training that was interrupted in an epoch as it is, even where an
+    earlier epoch had a better BLEU. ``watch`` is called after every update, ``scored`` after every epoch, ``resumed``
+    with the number of updates and epochs of a training that goes on. Everything is saved every ``save_every`` seconds,
+    and when ``stop``, called after every update, returns True; then ``Stopped`` is raised.
     """
     folder = Path(folder)
     _needs_sacrebleu()
     training, references = split_for_training(pairs, recipe)
-    tokenizer = _begin(folder, training, recipe, None if start is None else Path(start))
-    augmenter = Augmenter(training, recipe.shares)
+    tokenizer = _begin(folder, training, recipe, None if start is None else Path(start), distilled)
+    augmenter = Augmenter(training if distilled is None else distilled, recipe.shares)
     state = _restored(folder, recipe, tokenizer, None if start is None else Path(start))
     if state.step:
         resumed(state.step, state.epoch)
@@ -241,7 +160,7 @@ def _update(state: _State, batch: Batch, recipe: Recipe, share: float) -> float:
     state.model.train()
     torch.manual_seed(recipe.seed * 1_000_003 + state.step)  # of dropout: a step has its own, whatever came before
     with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
-        loss = loss_of(state.model, batch, recipe.label_smoothing)
+        loss = loss_of(state.model, batch, recipe.label_smoothing, recipe.consistency)
     state.optimizer.zero_grad(set_to_none=True)
     loss.backward()
     nn.utils.clip_grad_norm_(state.model.parameters(), recipe.clip)
@@ -259,21 +178,35 @@ def _update(state: _State, batch: Batch, recipe: Recipe, share: float) -> float:
     return float(loss.detach())
 
 
-def loss_of(model: Seq2Seq, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
-    """Mean cross-entropy of the target's tokens, each given those before it and the source."""
+def loss_of(model: Seq2Seq, batch: Batch, label_smoothing: float = 0.0, consistency: float = 0.0) -> Tensor:
+    """Mean cross-entropy of the target's tokens, each given those before it and the source.
+
+    ``consistency`` above 0 passes every pair through the model twice, with different dropout, and adds the divergence
+    between the two predictions, ``½ KL(p ‖ q) + ½ KL(q ‖ p)`` a token, with this weight (R-Drop, Liang et al. 2021).
+    """
+    if not consistency:
+        logits, wanted = _predictions(model, batch)
+        return nn.functional.cross_entropy(logits, wanted, label_smoothing=label_smoothing)
+    logits, wanted = _predictions(model, Batch(*(torch.cat([x, x]) for x in batch)))
+    first, second = logits.float().log_softmax(-1).chunk(2)
+    divergence = 0.5 * ((first.exp() - second.exp()) * (first - second)).sum(-1).mean()
+    entropy = nn.functional.cross_entropy(logits, wanted, label_smoothing=label_smoothing)
+    return entropy + consistency * divergence
+
+
+def _predictions(model: Seq2Seq, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits ``(T, V)`` of all real tokens of the targets, and these tokens ``(T,)``."""
     config: Any = model.config
     begin = torch.full_like(batch.target[:, :1], config["decoder_start_token_id"])
     before = torch.cat([begin, batch.target[:, :-1]], 1)
     real = torch.arange(before.shape[1]) < batch.target_lengths[:, None]
-    mask = Padding(batch.source_lengths)
     head, model.head = model.head, None
     try:
-        hidden = model(batch.source, before, mask=mask)
+        hidden = model(batch.source, before, mask=Padding(batch.source_lengths))
     finally:
         model.head = head
     assert head is not None
-    logits = head(hidden[real])  # of real tokens only
-    return nn.functional.cross_entropy(logits, batch.target[real], label_smoothing=label_smoothing)
+    return head(hidden[real]), batch.target[real]
 
 
 def _needs_sacrebleu() -> None:
@@ -330,11 +263,30 @@ _RECIPE, _STATE = "recipe.json", "training.safetensors"
 _MOMENTS = "exp_avg", "exp_avg_sq"
 
 
-def _begin(folder: Path, training: list[Pair], recipe: Recipe, start: Path | None) -> Tokenizer:
+def _digest(pairs: list[Pair]) -> str:
+    return hashlib.sha256("\n".join(f"{a}\t{b}" for a, b in pairs).encode()).hexdigest()
+
+
+def _check_distilled(distilled: list[Pair], training: list[Pair]) -> None:
+    """Refuse pairs whose sentences are held out, set aside to validate on, or not among the given ones."""
+    known = {pair.source for pair in training}
+    others = [pair.source for pair in distilled if pair.source not in known]
+    if others:
+        raise ValueError(
+            f"{len(others):,} distilled pairs, such as {others[0]!r}, are not among those to train on: "
+            "give the pairs, --held-out and --validated that they were made with"
+        )
+
+
+def _begin(
+    folder: Path, training: list[Pair], recipe: Recipe, start: Path | None, distilled: list[Pair] | None
+) -> Tokenizer:
     """The vocabulary of this training, which must have the recipe of an earlier one in the same folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256("\n".join(f"{a}\t{b}" for a, b in training).encode()).hexdigest()
-    wanted = {**asdict(recipe), "pairs": len(training), "digest of the pairs": digest}
+    wanted = {**asdict(recipe), "pairs": len(training), "digest of the pairs": _digest(training)}
+    if distilled is not None:
+        _check_distilled(distilled, training)
+        wanted["digest of the distilled pairs"] = _digest(distilled)
     if start is not None:
         wanted["digest of the start"] = hashlib.sha256((start / "model.safetensors").read_bytes()).hexdigest()
     if (folder / _RECIPE).is_file():

@@ -1,0 +1,98 @@
+"""The recipe of a training: sizes of the model, schedule, regularisation, and how the pairs are changed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from limelight.translate import vocabulary
+from limelight.translate.augmentation import Shares
+
+_SHARES = ("names", "numbers", "phrases", "quotes", "joined")
+_MAY_BE_ZERO = ("dropout", "label_smoothing", "consistency", "warm_up", "seed", "average", "bfloat16", *_SHARES)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings that decide the result besides the pairs: the same recipe on the same pairs gives the same model."""
+
+    vocabulary: int = 5800
+    width: int = 256
+    heads: int = 8
+    encoder_layers: int = 4
+    decoder_layers: int = 2
+    hidden: int = 768
+    dropout: float = 0.1
+    label_smoothing: float = 0.1
+    consistency: float = 0.0  # weight of the divergence between two passes with different dropout (R-Drop)
+    epochs: int = 20
+    part: float = 1.0  # share of the pairs that an epoch has
+    tokens: int = 2500  # of the targets of a batch
+    rate: float = 1e-3  # at its highest, after the warm-up; it falls to 0 as a cosine
+    warm_up: int = 1500
+    clip: float = 1.0  # of the gradient's norm
+    average: float = 0.999  # of the parameters: what is validated and kept is their moving average
+    blend: float = 1.0  # share of what was trained in what is kept; the rest are the parameters that it started from
+    held_out: int = 1500
+    validated: int = 300  # sentences that BLEU after every epoch is measured on; none of those that are held out
+    patience: int = 5  # epochs without a better BLEU, after which training ends
+    falling: float = 1.0  # share of the training, at its end, in which the rate falls
+    names: float = 0.6  # of the pairs with a name on both sides, those that get another one in an epoch
+    numbers: float = 0.6  # the same of numbers
+    phrases: float = 0.06  # of all pairs, those that get a phrase with a number or a name
+    quotes: float = 0.02  # of all pairs, those that get quotation marks
+    joined: float = 0.45  # of all pairs, those that are joined to long sentences
+    longest: int = 65  # words of a joined sentence
+    bfloat16: bool = False  # matrix products in bfloat16: twice as fast where the processor has them
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            least = 0 if name in _MAY_BE_ZERO else 1e-12
+            if not isinstance(value, (int, float)):
+                raise TypeError(f"{name} = {value!r} must be a number")
+            if not value >= least:
+                raise ValueError(f"{name} = {value} must be {'at least' if least == 0 else 'above'} 0")
+        for name in ("dropout", "label_smoothing", "average"):
+            if getattr(self, name) >= 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be below 1")
+        for name in ("part", "falling", "blend", *_SHARES):
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at most 1")
+        if self.width % self.heads:
+            raise ValueError(f"width = {self.width} must be a multiple of heads = {self.heads}")
+
+    @property
+    def shares(self) -> Shares:
+        """The shares of the pairs that are changed in an epoch."""
+        return Shares(**{name: getattr(self, name) for name in _SHARES}, longest=self.longest)
+
+    def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The configuration of the original Transformer, in the words of Marian's checkpoints."""
+        shape: dict[str, Any] = {}
+        for stack, depth in (("encoder", self.encoder_layers), ("decoder", self.decoder_layers)):
+            shape |= {f"{stack}_layers": depth, f"{stack}_attention_heads": self.heads, f"{stack}_ffn_dim": self.hidden}
+        end, padding = vocabulary.number(tokenizer, vocabulary.END), vocabulary.number(tokenizer, vocabulary.PADDING)
+        return {
+            "model_type": "marian",
+            "architectures": ["MarianMTModel"],
+            "vocab_size": tokenizer.get_vocab_size(),
+            "d_model": self.width,
+            **shape,
+            "activation_function": "relu",
+            "dropout": self.dropout,
+            "attention_dropout": 0.0,
+            "activation_dropout": 0.0,
+            "scale_embedding": True,
+            "initializer_range": self.width**-0.5,
+            "max_position_embeddings": 512,
+            "eos_token_id": end,
+            "forced_eos_token_id": None,
+            "pad_token_id": padding,
+            "decoder_start_token_id": padding,
+            "is_encoder_decoder": True,
+            "share_encoder_decoder_embeddings": True,
+            "tie_word_embeddings": True,
+        }

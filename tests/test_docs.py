@@ -6,8 +6,10 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +36,17 @@ def test_public_names_are_documented(name: str) -> None:
         for attribute, member in vars(value).items():
             if not attribute.startswith("_") and callable(member):
                 assert inspect.getdoc(getattr(value, attribute)), f"{name}.{attribute}"
+
+
+def test_the_reference_lists_every_public_name() -> None:
+    pages = (Path(__file__).parent.parent / "docs" / "api").glob("*.md")
+    listed = set(re.findall(r"^\.\. auto\w+:: limelight\.([\w.]+)$", "".join(p.read_text() for p in pages), re.M))
+    public = set(limelight.__all__)
+    for package in ("nn", "positions", "models", "lens", "parallel", "translate", "experiments"):
+        public.remove(package)
+        public |= {f"{package}.{name}" for name in getattr(limelight, package).__all__}
+    elsewhere = {"lens.edit", "lens.watch", "experiments.CHAPTERS", "experiments.EXPERIMENTS"}  # the same, and data
+    assert listed == public - elsewhere
 
 
 def test_an_unknown_name() -> None:

@@ -19,6 +19,7 @@ from limelight.explorer.subject import Head, Subject
 from limelight.lens import Record
 from limelight.lens.reading import Reading
 from limelight.matrix.base import Weights
+from limelight.matrix.grid import Grid
 
 _LIMIT = 10 * 10**6  # bytes of a file
 _SIDES = (1024, 512, 256, 128, 64, 32, 16)  # cells of a head, at most, along its longer side
@@ -32,6 +33,8 @@ def save_page(
     path: str | Path,
     tokens: Any = None,
     *,
+    image: Any = None,
+    grid: Grid | None = None,
     title: str | None = None,
     opens: tuple[int, int] | None = None,
     progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
@@ -44,12 +47,14 @@ def save_page(
         given: some weights, what ``watch`` recorded, or a reading.
         path: where the file goes.
         tokens: names for queries and keys, as ``explore`` takes them.
+        image: the picture whose patches are queries or keys, as ``explore`` takes it.
+        grid: how the patches lie, where the record does not know it.
         title: the name of the model.
         opens: number of the call and of the head that the page opens with.
         progress: iterates over the heads, for instance with a bar.
 
     """
-    subject = given if isinstance(given, Subject) else Subject.of(given, tokens, title)
+    subject = given if isinstance(given, Subject) else Subject.of(given, tokens, title, image, grid)
     Path(path).write_text(page(subject, opens, progress), encoding="utf-8")
 
 

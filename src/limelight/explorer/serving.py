@@ -12,12 +12,15 @@ from limelight.explorer.subject import Subject
 from limelight.lens import Record
 from limelight.lens.reading import Reading
 from limelight.matrix.base import Weights
+from limelight.matrix.grid import Grid
 
 
 def explore(
     given: Weights | Record | Reading,
     tokens: Any = None,
     *,
+    image: Any = None,
+    grid: Grid | None = None,
     title: str | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -28,6 +31,9 @@ def explore(
         given: some weights, what ``watch`` recorded, or a reading.
         tokens: names for queries and keys; a pair of lists where they differ; or lists by stack, such as
             ``{"encoder": …, "decoder": …}``, with ``"written"`` for the queries of a cross-attention.
+        image: the picture whose patches are queries or keys, for the room Picture: a file, one of Pillow, an array or a
+            tensor; or a list of one for each batch element.
+        grid: how the patches lie, as ``limelight.lens.grid(model)`` gives it, where the record does not know it.
         title: the name of the model, for the page.
         host: address to listen on; only this machine can reach the page unless another is given.
         port: port to listen on; a free one unless given.
@@ -42,7 +48,7 @@ def explore(
     True
 
     """
-    return Explorer(Subject.of(given, tokens, title), host=host, port=port)
+    return Explorer(Subject.of(given, tokens, title, image, grid), host=host, port=port)
 
 
 class Explorer:

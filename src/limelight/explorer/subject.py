@@ -13,13 +13,16 @@ import numpy as np
 import torch
 
 from limelight.explorer.memory import Memory
+from limelight.explorer.pictures import check_pictures, data_url, described_grid, on_picture, pictures_of, words_of
 from limelight.explorer.tiles import SIDE, Allowed, Floats, Rectangle, base_level, coarser, pooled, top_level
 from limelight.lens import Call, Record, heads
 from limelight.lens.reading import Reader, Reading
 from limelight.lens.replay import Replay
 from limelight.matrix.base import Weights
+from limelight.matrix.grid import Grid
 from limelight.matrix.lazy import LazyWeights
 from limelight.translate import Translator
+from limelight.viz.images import Pixels
 
 SMALL = 2**22  # weights, over which a pass takes no noticeable time
 _KEPT = 192 * 2**20  # bytes of tiles and statistics
@@ -175,18 +178,24 @@ class Subject:
         reader: Reader | None = None,
         following: Sequence[tuple[str, float]] = (),
         opens: tuple[int, int] | None = None,
+        pictures: Sequence[Pixels] = (),
     ) -> None:
         if not matrices:
             raise ValueError("there is no attention to explore: the record is empty")
         self.title, self.matrices, self.note, self.wrote = title, list(matrices), note, wrote
         self.translator, self.reader, self.following, self.opens = translator, reader, list(following), opens
+        self.pictures = check_pictures(pictures, self.matrices)
         self.replay: Replay | None = None  # runs the model again with edits
         self.running = Lock()  # a recorder sees whatever a model does, so it runs for one question at a time
         self.memory = Memory(_KEPT)
 
     @staticmethod
     def of(
-        given: Weights | Record | Reading | Sequence[Reading], tokens: Any = None, title: str | None = None
+        given: Weights | Record | Reading | Sequence[Reading],
+        tokens: Any = None,
+        title: str | None = None,
+        image: Any = None,
+        grid: Grid | None = None,
     ) -> Subject:
         """Return what ``explore`` is given as a subject.
 
@@ -195,8 +204,11 @@ class Subject:
             tokens: names for queries and keys; a pair of lists where they differ; or lists by stack, such as
                 ``{"encoder": …, "decoder": …}``, with ``"written"`` for the queries of a cross-attention.
             title: the name of the model.
+            image: the picture whose patches are queries or keys, or a list of one for each batch element.
+            grid: how the patches lie, where the record does not know it.
 
         """
+        pictures = pictures_of(image)
         readings = [given] if isinstance(given, Reading) else list(given) if isinstance(given, (list, tuple)) else []
         if readings and all(isinstance(reading, Reading) for reading in readings):
             named = [(call, reading.names(call)) for reading in readings for call in reading.record.log]
@@ -211,14 +223,17 @@ class Subject:
                 reader=readings[0].reader,
                 following=readings[-1].following,
                 opens=_most_telling(readings[0]),
+                pictures=pictures or ([] if readings[0].picture is None else [readings[0].picture]),
             )
             found.replay = readings[0].replay if len(readings) == 1 else None
             return found
         if isinstance(given, Weights):
-            call = _call_of(given)
-            return Subject(title or "attention", _numbered([(call, _texts_of(call, tokens))]))
+            call = on_picture(_call_of(given), grid, bool(pictures))
+            return Subject(title or "attention", _numbered([(call, _texts_of(call, tokens))]), pictures=pictures)
         if isinstance(given, Record):
-            return Subject(title or "model", _numbered([(call, _texts_of(call, tokens)) for call in given.log]))
+            calls = [on_picture(call, grid, False) for call in given.log]
+            named = [(call, _texts_of(call, tokens)) for call in calls]
+            return Subject(title or "model", _numbered(named), pictures=pictures)
         raise TypeError(f"explore: give Weights, a record of watch or a reading, not {type(given).__name__}")
 
     def head(self, call: int, batch: int, head: int) -> Head:
@@ -277,6 +292,7 @@ class Subject:
                 "texts": [[place(side and side[b]) for side in (m.queries, m.keys)] for b in range(m.B)],
                 "base": base_level(m.N, m.M),
                 "top": top_level(m.N, m.M),
+                "grids": [described_grid(grid) for grid in call.grids],
             }
 
         calls = [described(m) for m in self.matrices]
@@ -286,6 +302,8 @@ class Subject:
             "wrote": self.wrote,
             "calls": calls,
             "texts": texts,
+            "words": words_of(calls, texts),
+            "pictures": [data_url(picture) for picture in self.pictures],
             "following": self.following,
             "opens": self.opens,
             "translates": self.translator is not None,
@@ -327,7 +345,8 @@ def _texts_of(call: Call, tokens: Any) -> tuple[Texts | None, Texts | None]:
     if isinstance(tokens, tuple) and len(tokens) == 2 and not any(isinstance(t, str) for t in tokens):
         return tokens
     if tokens is None:
-        return None, None
+        queries, keys = (None if grid is None else grid.names() for grid in call.grids)
+        return queries, keys
     if call.kind == "cross":
         raise ValueError(
             "explore: queries and keys are of two texts; give a pair of lists, or {'encoder': …, 'written': …}"

@@ -136,16 +136,22 @@ def _picture(shade: NDArray[np.float64]) -> str:
 
 def _png(shade: NDArray[np.float64]) -> bytes:
     """Return a PNG in the accent colour whose opacity is the shade."""
-    rows, cols = shade.shape
-    pixels = np.empty((rows, cols, 4), np.uint8)
+    pixels = np.empty((*shade.shape, 4), np.uint8)
     pixels[..., :3] = _ACCENT
     pixels[..., 3] = np.round(shade.clip(0, 1) * 255)
+    return encode_png(pixels)
+
+
+def encode_png(pixels: NDArray[np.uint8]) -> bytes:
+    """Return a PNG of ``pixels (rows, cols, 3 or 4)``: RGB, or RGB and opacity."""
+    rows, cols, channels = pixels.shape
     lines = np.concatenate([np.zeros((rows, 1), np.uint8), pixels.reshape(rows, -1)], 1)  # filter 0 before each line
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    size = struct.pack(">IIBBBBB", cols, rows, 8, 6, 0, 0, 0)  # 8 bits a channel, RGBA
+    kind = {3: 2, 4: 6}[channels]  # RGB, RGBA
+    size = struct.pack(">IIBBBBB", cols, rows, 8, kind, 0, 0, 0)  # 8 bits a channel
     return (
         b"\x89PNG\r\n\x1a\n"
         + chunk(b"IHDR", size)

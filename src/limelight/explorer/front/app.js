@@ -3,13 +3,14 @@ import * as address from "./address.js";
 import { count, h, waiting } from "./dom.js";
 import { headsRoom } from "./rooms/heads.js";
 import { mapRoom } from "./rooms/map.js";
+import { pictureRoom } from "./rooms/picture.js";
 import { stepsRoom } from "./rooms/steps.js";
 import { textRoom } from "./rooms/text.js";
 import { translateRoom } from "./rooms/translate.js";
 import { whatIfRoom } from "./rooms/what_if.js";
 import { Subject } from "./subject.js";
 
-const ROOMS = [headsRoom, mapRoom, textRoom, stepsRoom, translateRoom, whatIfRoom];
+const ROOMS = [pictureRoom, headsRoom, mapRoom, textRoom, stepsRoom, translateRoom, whatIfRoom];
 
 /** Starts the explorer in an element, with data from a source. */
 export async function start(root, source, { embedded = false } = {}) {

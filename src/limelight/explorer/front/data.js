@@ -226,6 +226,7 @@ export class FileSource extends Source {
   attention({ sources, batch, token, side = "query" }) {
     const arrays = {};
     sources.forEach((source, n) => {
+      if (source.of === "rollout") return (arrays[n] = this.#rolled(source.call, batch, token, side));
       const all = this.#members(source, batch);
       const { rows, cols, side: cell, queries, keys } = all[0], at = Math.floor(token / cell);
       const length = side === "query" ? keys : queries, values = new Float32Array(length);
@@ -246,6 +247,30 @@ export class FileSource extends Source {
     const values = new Float32Array(rows * cols);
     for (const { mean } of all) mean.forEach((w, n) => { values[n] += Math.max(0, w) / all.length; });
     return { arrays: { weights: { shape: [rows, cols], values } } };
+  }
+
+  /** What reaches a token through all layers of its stack, or what it sends: half of it passes each layer unchanged. */
+  #rolled(call, batch, token, side) {
+    const calls = this.saved.about.calls, own = calls[call], layers = new Map(); // the latest pass of each
+    if (own.kind !== "self" || own.queries !== own.keys || own.finest > 0) throw new Error("this page holds no rollout of this attention; open it with limelight explore");
+    calls.forEach((c, n) => c.kind === "self" && c.stack === own.stack && c.queries === own.queries && c.keys === own.keys && layers.set(c.name, n));
+    const size = own.queries, order = [...layers.values()];
+    let u = new Float64Array(size);
+    u[token] = 1;
+    for (const n of side === "query" ? order.reverse() : order) {
+      const next = u.map((x) => x / 2), { heads } = calls[n];
+      for (let head = 0; head < heads; head++) {
+        const { mean } = this.#head(n, head, batch);
+        for (let i = 0; i < size; i++)
+          for (let j = 0; j < size; j++) {
+            const w = Math.max(0, mean[i * size + j]) / (2 * heads);
+            if (side === "query") next[j] += w * u[i];
+            else next[i] += w * u[j];
+          }
+      }
+      u = next;
+    }
+    return { shape: [size], values: Float32Array.from(u) };
   }
 
   #members({ of = "head", call, head = 0 }, batch) {

@@ -6,7 +6,7 @@ import { csv, escaped, png, saveMenu } from "../save.js";
 
 export const textRoom = {
   id: "text", title: "Text", open: (app, element) => new TextRoom(app, element),
-  suits: ({ subject }) => subject.texts.length > 0,
+  suits: ({ subject }) => subject.calls.some(({ texts, grids }) => texts.flat().some((x) => x !== null) && !grids.every(Boolean)),
 };
 
 const CHUNK = 256; // tokens that are made at a time, when they come into view

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from limelight.lens.reading import Reading
 from limelight.lens.record import Call, Record
+from limelight.lens.word import find_word
 from limelight.lens.word_maps import WordMaps, caption_maps
 from limelight.matrix.flow import rollout
 from limelight.matrix.grid import Grid
@@ -26,6 +27,12 @@ def on_the_picture(reading: Reading) -> Reading:
         if call.grids[0] is not None and call.grids[1] is not None:
             record.add(call)
     return replace(reading, record=record) if record.log else reading
+
+
+def check_patch(reading: Reading, patch: tuple[int, int] | None) -> None:
+    """Raise ``ValueError`` for a patch outside the picture."""
+    if patch is not None:
+        next(call.grids[1] for call in reading.record.log if call.grids[1] is not None).position(patch)
 
 
 def described(reading: Reading) -> str:
@@ -53,12 +60,10 @@ def draw_words(reading: Reading, console: Console, word: str | None = None) -> N
     if "written" not in reading.tokens:
         raise ValueError(f"{reading.model} writes no words; choose a patch with --patch ROW,COLUMN")
     maps = _words(reading)
-    try:
-        chosen = None if word is None else [word]
-        console.print("where it looked while it wrote each word", style="bold")
-        maps.show(reading.picture, chosen, on=console)
-    except KeyError as error:
-        raise ValueError(str(error.args[0])) from None
+    if word is not None and not find_word(maps.words, word):
+        raise ValueError(f"there is no word {word!r}; words: {', '.join(maps.words)}")
+    console.print("where it looked while it wrote each word", style="bold")
+    maps.show(reading.picture, None if word is None else [word], on=console)
 
 
 def _words(reading: Reading) -> WordMaps:

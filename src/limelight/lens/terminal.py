@@ -71,6 +71,8 @@ def look(
     if reading.left_out:
         read = len(reading.tokens["encoder"])
         messages.print(f"The model has positions for {read} tokens; {reading.left_out} are left out.", style="yellow")
+    if reading.picture is not None:
+        pictures.check_patch(reading, patch)
     everything = reading if temperature is None else reading.changed(temperature=temperature)
     selected = everything.only(layer)
     if word is not None and not as_json and not html:

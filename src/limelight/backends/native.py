@@ -246,12 +246,12 @@ def backward(
     terms: Sequence[Term] = (),
     *,
     place: Place = WHOLE,
-    in_compute_dtype: bool = False,
+    into: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Gradients:
     """Compute the gradients of a call from those of its output, of its log-sum-exp and of statistics of its weights.
 
     Without ``dout``, values and output have no part in it, and there is no gradient of values. Those of q, k and v have
-    the types of these, unless they are parts of sums, wanted ``in_compute_dtype``.
+    the types of these, unless they are added to sums in the accumulation dtype, ``into``.
     """
     has_values = dout is not None
     if dout is None or v is None or out is None:
@@ -267,7 +267,8 @@ def backward(
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=dtype)
 
-    dq, dk, dv = zeros_like(q, dtype), zeros_like(k, dtype), zeros_like(v, dtype)
+    dq, dk, dv = into or (zeros_like(q, dtype), zeros_like(k, dtype), zeros_like(v, dtype))
+    assert dq.stride(3) == dk.stride(3) == 1
     slopes = zeros(Hq) if wanted.slopes else None
     offsets = zeros(Hq, N + M - 1) if wanted.offsets else None
     bias = None
@@ -316,9 +317,9 @@ def backward(
         )
         _native.backward(problem, gradients, _threads())
     return Gradients(
-        q=dq if in_compute_dtype else dq.to(q.dtype),
-        k=dk if in_compute_dtype else dk.to(k.dtype),
-        v=None if not has_values else dv if in_compute_dtype else dv.to(v.dtype),
+        q=dq if into else dq.to(q.dtype),
+        k=dk if into else dk.to(k.dtype),
+        v=None if not has_values else dv if into else dv.to(v.dtype),
         slopes=None if slopes is None else sum_to(slopes, lowered.slopes),
         offsets=None if offsets is None else sum_to(offsets, lowered.offsets),
         bias=None if bias is None else sum_to(bias, lowered.bias),

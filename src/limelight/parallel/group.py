@@ -93,7 +93,7 @@ class Processes:
 
 
 class Exchange:
-    """Messages on their way."""
+    """Messages on their way; what is received can be had before what is sent has left."""
 
     def __init__(
         self,
@@ -104,15 +104,24 @@ class Exchange:
         receive: Tensor | None,
         source: int,
     ) -> None:
-        self._processes, self._works = processes, works
+        self._processes = processes
+        self._sends = list(works[: send is not None])
+        self._receives = list(works[send is not None :])
         self._sent, self._to = send, to  # the memory has to live until it is sent
         self._received, self._source = receive, source
 
-    def wait(self) -> Tensor | None:
-        """Wait until everything has arrived, and return what was received."""
-        other = self._to if self._received is None else self._source
-        with self._processes.explained("exchanging keys and values", other):
-            for work in self._works:
-                work.wait()
-        self._works, self._sent = [], None
+    def receive(self) -> Tensor | None:
+        """Wait for what is to be received, and return it."""
+        self._wait(self._receives, self._source)
         return self._received
+
+    def finish(self) -> None:
+        """Wait until everything has arrived, here and at the other process."""
+        self._wait(self._receives, self._source)
+        self._wait(self._sends, self._to)
+        self._sent = self._received = None
+
+    def _wait(self, works: list[Any], other: int) -> None:
+        with self._processes.explained("exchanging keys and values", other):
+            while works:
+                works.pop(0).wait()

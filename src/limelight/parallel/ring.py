@@ -1,14 +1,17 @@
-"""A ring of processes: blocks of keys and values travel while the last ones are computed with.
+"""A ring of processes: blocks of keys and values travel while others are computed with.
 
 In round ``t`` process ``r`` works with what process ``r - t`` holds, block by block. Every block goes straight from
 the process that holds it to each that needs it, so that what a process does not see is not sent to it, and nothing is
-passed on. All processes go through the same rounds and blocks in the same order; the next block is sent and received
-while the present one is computed with, and no more than two are kept.
+passed on. All processes go through the same ticks; in each, a process receives at most one block and sends at most
+one. Blocks that are needed are spread evenly over the ticks of their round, and the process's own blocks over all
+ticks, so that there is something to compute while a block is on its way, and processes whose work is balanced are at
+the same tick. The blocks of two ticks are in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,23 +23,36 @@ Blocks = list[list[Run]]  # of every process
 _ALIGNED = 64  # bytes
 
 
+class Tick(NamedTuple):
+    """One step of a process: the block that it receives and its own block that it sends, by number, or None."""
+
+    round: int
+    receives: int | None
+    sends: int | None
+
+
 class Ring:
     """The plan of messages: which process sends which blocks to which.
 
-    ``blocks[s]`` are the blocks of process ``s`` and ``needs[r, s, b]`` says that process ``r`` needs block ``b`` of
-    process ``s``.
+    ``blocks[s]`` are the blocks of process ``s``; ``sees`` tells which of them this process needs.
     """
 
-    def __init__(self, processes: Processes, blocks: Blocks, sees: Callable[[Run], bool] | None) -> None:
+    def __init__(self, processes: Processes, blocks: Blocks, sees: Callable[[Run], bool]) -> None:
         self.processes, self.blocks = processes, blocks
-        most = max(map(len, blocks), default=0)
-        own = torch.zeros(processes.size, most, dtype=torch.uint8)
+        own = torch.zeros(processes.size, max(map(len, blocks), default=0), dtype=torch.bool)
         for s, runs in enumerate(blocks):
             for b, run in enumerate(runs):
-                own[s, b] = 1 if sees is None else sees(run)
-        every = processes.gather(own)
-        self.needs: list[list[list[int]]] = every.tolist()
-        self._ticks = [(t, b) for t in range(1, processes.size) for b in range(most)]
+                own[s, b] = sees(run)
+        needs = processes.gather(own.to(torch.uint8)).bool()  # (receiver, source, block)
+        self._ticks = [tick for t in range(1, processes.size) for tick in self._round(t, needs)]
+
+    def _round(self, t: int, needs: Tensor) -> list[Tick]:
+        """The ticks of a round, as many as the longest list of blocks between two processes."""
+        size = self.processes.size
+        wanted = [needs[r, (r - t) % size].nonzero().flatten().tolist() for r in range(size)]
+        ticks = max(map(len, wanted))
+        receives, sends = (_spread(wanted[r], ticks) for r in (self.processes.rank, self.target(t)))
+        return [Tick(t, *pair) for pair in zip(receives, sends, strict=True)]
 
     def source(self, t: int) -> int:
         """The process whose blocks come in round ``t``."""
@@ -46,46 +62,62 @@ class Ring:
         """The process that this one's blocks go to in round ``t``."""
         return (self.processes.rank + t) % self.processes.size
 
-    def _receives(self, t: int, b: int) -> bool:
-        return b < len(self.blocks[self.source(t)]) and bool(self.needs[self.processes.rank][self.source(t)][b])
-
-    def _sends(self, t: int, b: int) -> bool:
-        own = self.blocks[self.processes.rank]
-        return b < len(own) and bool(self.needs[self.target(t)][self.processes.rank][b])
-
     def travel(
         self, pack: Callable[[int], Tensor], size: Callable[[Run], int]
-    ) -> Iterator[tuple[int, int, Tensor | None]]:
-        """Yield ``(round, block, bytes)`` for every block of the other processes; None for one that is not needed.
+    ) -> Iterator[tuple[Tick | None, int, Tensor | None]]:
+        """Yield ``(tick, block, bytes)`` for every tick, and ``(None, block, None)`` for the process's own blocks.
 
-        Round 0, in which the first block is on its way, is for the process's own blocks.
-
-        ``pack(b)`` makes the bytes of this process's block ``b``, ``size(run)`` is their number.
+        ``pack(b)`` makes the bytes of this process's block ``b``, ``size(run)`` is their number. A tick in which
+        nothing is received has no bytes.
         """
-        sent: list[Exchange] = []
-        following = self._begin(0, pack, size)
-        yield 0, 0, None
-        for n, (t, b) in enumerate(self._ticks):
+        own, ticks = len(self.blocks[self.processes.rank]), len(self._ticks)
+        following, leaving = self._begin(0, pack, size), Exchanges()
+        for n, tick in enumerate(self._ticks):
             present, following = following, self._begin(n + 1, pack, size)
-            if self._receives(t, b):
-                yield t, b, present.wait()
-            else:
-                sent.append(present)
-                yield t, b, None
-            while len(sent) > 1:
-                sent.pop(0).wait()
-        for exchange in sent:
-            exchange.wait()
+            yield from ((None, b, None) for b in range(n * own // ticks, (n + 1) * own // ticks))
+            yield tick, tick.receives or 0, present.receive()
+            leaving.add(present)
+        leaving.finish()
+        yield from ((None, b, None) for b in range(0 if ticks == 0 else own, own))
 
     def _begin(self, n: int, pack: Callable[[int], Tensor], size: Callable[[Run], int]) -> Exchange:
         if n >= len(self._ticks):
             return Exchange(self.processes, [], None, 0, None, 0)
-        t, b = self._ticks[n]
-        send = pack(b) if self._sends(t, b) else None
-        receive = None
-        if self._receives(t, b):
-            receive = torch.empty(size(self.blocks[self.source(t)][b]), dtype=torch.uint8, device=self.processes.device)
-        return self.processes.exchange(send, self.target(t), receive, self.source(t))
+        t, receives, sends = self._ticks[n]
+        source = self.source(t)
+        send = None if sends is None else pack(sends)
+        receive = None if receives is None else self.room(size(self.blocks[source][receives]))
+        return self.processes.exchange(send, self.target(t), receive, source)
+
+    def room(self, n: int) -> Tensor:
+        """Memory for a message of ``n`` bytes."""
+        return torch.empty(n, dtype=torch.uint8, device=self.processes.device)
+
+
+def _spread(blocks: list[int], ticks: int) -> list[int | None]:
+    """Put blocks at even distances into so many ticks."""
+    found: list[int | None] = [None] * ticks
+    for i, b in enumerate(blocks):
+        found[i * ticks // len(blocks)] = b
+    return found
+
+
+class Exchanges:
+    """Exchanges that have been begun, of which the last two may be on their way."""
+
+    def __init__(self) -> None:
+        self._pending: list[Exchange] = []
+
+    def add(self, exchange: Exchange) -> None:
+        """Add one, and wait for the one before the last."""
+        self._pending.append(exchange)
+        while len(self._pending) > 1:
+            self._pending.pop(0).finish()
+
+    def finish(self) -> None:
+        """Wait for all."""
+        while self._pending:
+            self._pending.pop(0).finish()
 
 
 class Return:
@@ -97,28 +129,30 @@ class Return:
     def __init__(self, ring: Ring, size: Callable[[Run], int], take: Callable[[int, Tensor], None]) -> None:
         self._ring, self._size, self._take = ring, size, take
         self._pending: list[tuple[int, Exchange]] = []
+        self._leaving = Exchanges()
 
-    def step(self, t: int, b: int, message: Tensor | None) -> None:
-        """Send back what belongs to a block of round ``t``, and take in what has come for the own blocks."""
+    def step(self, tick: Tick, message: Tensor | None) -> None:
+        """Send back what belongs to the block of a tick, and take in what has come for the own blocks."""
         ring = self._ring
         receive = None
-        if ring._sends(t, b):  # something comes back from where it was sent to
-            own = ring.blocks[ring.processes.rank][b]
-            receive = torch.empty(self._size(own), dtype=torch.uint8, device=ring.processes.device)
-        if message is not None or receive is not None:
-            self._pending.append((b, ring.processes.exchange(message, ring.source(t), receive, ring.target(t))))
-        self._wait(1)
+        if tick.sends is not None:  # something comes back from where it was sent to
+            receive = ring.room(self._size(ring.blocks[ring.processes.rank][tick.sends]))
+        exchange = ring.processes.exchange(message, ring.source(tick.round), receive, ring.target(tick.round))
+        self._pending.append((tick.sends or 0, exchange))
+        self._take_all_but(1)
 
     def finish(self) -> None:
         """Wait for everything that is still on its way."""
-        self._wait(0)
+        self._take_all_but(0)
+        self._leaving.finish()
 
-    def _wait(self, left: int) -> None:
-        while len(self._pending) > left:
+    def _take_all_but(self, last: int) -> None:
+        while len(self._pending) > last:
             b, exchange = self._pending.pop(0)
-            received = exchange.wait()
+            received = exchange.receive()
             if received is not None:
                 self._take(b, received)
+            self._leaving.add(exchange)
 
 
 def packed(tensors: Sequence[Tensor]) -> Tensor:

@@ -17,7 +17,7 @@ from limelight.core.masks import Mask
 from limelight.core.problem import AttentionSpec, LoweredSpec
 from limelight.parallel.layouts import Layout, Run
 from limelight.parallel.merging import Merged
-from limelight.parallel.ring import Return, Ring, packed, packed_size, unpacked
+from limelight.parallel.ring import Return, Ring, Tick, packed, packed_size, unpacked
 from limelight.parallel.shards import Shards, cut_tensor, places_of
 
 _LEARNED = Wanted._fields
@@ -135,20 +135,20 @@ class KeyValueBlocks:
         _, at = self.own[b]
         return packed([x[:, :, at] for x in self._tensors])
 
-    def travel(self) -> Iterator[tuple[int, int, Run | None, list[Tensor]]]:
-        """Yield ``(round, block, keys, tensors)``: the own blocks, then those of the others in the order of the ring.
+    def travel(self) -> Iterator[tuple[Tick | None, int, Run | None, list[Tensor]]]:
+        """Yield ``(tick, block, keys, tensors)``; the tick is None for the process's own blocks.
 
-        A block that is not needed has no keys and no tensors.
+        A tick in which no block comes has no keys and no tensors.
         """
-        for t, b, message in self._ring.travel(self._pack, self.size):
-            if t == 0:
-                for own, (run, at) in enumerate(self.own):
-                    yield 0, own, run, [x[:, :, at] for x in self._tensors]
+        for tick, b, message in self._ring.travel(self._pack, self.size):
+            if tick is None:
+                run, at = self.own[b]
+                yield None, b, run, [x[:, :, at] for x in self._tensors]
             elif message is None:
-                yield t, b, None, []
+                yield tick, b, None, []
             else:
-                run = self._ring.blocks[self._ring.source(t)][b]
-                yield t, b, run, unpacked(message, self.shapes(run))
+                run = self._ring.blocks[self._ring.source(tick.round)][b]
+                yield tick, b, run, unpacked(message, self.shapes(run))
 
 
 def make_ring(shards: Shards, width: int) -> Ring:
@@ -213,13 +213,17 @@ class Sums:
     def __init__(self, shards: Shards, saved: Saved, wanted: Wanted) -> None:
         self._shards, self._wanted = shards, wanted
         dtype = shards.problem.compute_dtype
-        self.q, self.k, self.v = (torch.zeros_like(x, dtype=dtype) for x in (saved.q, saved.k, saved.v))
+        self.q, self.k, self.v = (native.zeros_like(x, dtype) for x in (saved.q, saved.k, saved.v))
         lowered = shards.lowered
         self.learned = {
             name: torch.zeros_like(getattr(lowered, name), dtype=dtype)
             for name, wants in zip(_LEARNED, wanted, strict=True)
             if wants
         }
+
+    def of_keys(self, at: slice) -> list[Tensor]:
+        """The gradients of some of the process's own keys and values."""
+        return [self.k[:, :, at], self.v[:, :, at]]
 
     def add(self, queries: Run, keys: Run, found: Gradients) -> None:
         """Add what a rectangle gives to slopes, offsets, bias and temperature."""
@@ -243,8 +247,7 @@ def ring_backward(shards: Shards, ring: Ring, saved: Saved, wanted: Wanted) -> l
     queries = shards.query_blocks(q.shape[3])
     inner = wanted._replace(sink=False)
 
-    def meet(keys: Run, k: Tensor, v: Tensor) -> list[Tensor]:
-        dk, dv = (torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (k, v))
+    def meet(keys: Run, k: Tensor, v: Tensor, dk: Tensor, dv: Tensor) -> None:
         for run, rows in queries:
             part = shards.rectangle(run, keys)
             if part is None:
@@ -260,19 +263,13 @@ def ring_backward(shards: Shards, ring: Ring, saved: Saved, wanted: Wanted) -> l
                 part.spec,
                 inner,
                 place=part.place,
-                in_compute_dtype=True,
+                into=(sums.q[:, :, rows], dk, dv),
             )
-            sums.q[:, :, rows] += found.q
-            dk += found.k
-            assert found.v is not None
-            dv += found.v
             sums.add(run, keys, found)
-        return [dk, dv]
 
     def take(b: int, tensors: list[Tensor]) -> None:
-        _, at = blocks.own[b]
-        sums.k[:, :, at] += tensors[0]
-        sums.v[:, :, at] += tensors[1]
+        for total, x in zip(sums.of_keys(blocks.own[b][1]), tensors, strict=True):
+            total += x
 
     own = ring.blocks[shards.processes.rank]
     back = Return(
@@ -280,12 +277,16 @@ def ring_backward(shards: Shards, ring: Ring, saved: Saved, wanted: Wanted) -> l
         lambda run: packed_size(blocks.shapes(run, dtype)),
         lambda b, message: take(b, unpacked(message, blocks.shapes(own[b], dtype))),
     )
-    for t, b, keys, tensors in blocks.travel():
-        found = None if keys is None else meet(keys, *tensors)
-        if t:
-            back.step(t, b, None if found is None else packed(found))
-        elif found is not None:
-            take(b, found)
+    for tick, b, keys, tensors in blocks.travel():
+        if tick is None:
+            assert keys is not None
+            meet(keys, *tensors, *sums.of_keys(blocks.own[b][1]))
+        elif keys is None:
+            back.step(tick, None)
+        else:
+            message = ring.room(packed_size(blocks.shapes(keys, dtype))).zero_()
+            meet(keys, *tensors, *unpacked(message, blocks.shapes(keys, dtype)))
+            back.step(tick, message)
     back.finish()
     if wanted.sink or wanted.temperature:
         _add_sink(shards.lowered, saved, sums.learned)

@@ -100,14 +100,14 @@ def _known_pass(
 
     own = [torch.zeros(*x.shape(Run(0, k.shape[2])), dtype=dtype) for x in key_parts]
     back = _returning(ring, blocks, key_parts, own, dtype) if key_parts else None
-    for t, b, keys, tensors in blocks.travel():
+    for tick, b, keys, tensors in blocks.travel():
         found = None if keys is None else meet(keys, *tensors)
-        if t == 0 and found is not None:
+        if tick is None and found is not None:
             _, at = blocks.own[b]
             for total, x in zip(own, found, strict=True):
                 total[:, :, at] += x
-        elif t and back is not None:
-            back.step(t, b, None if found is None else packed(found))
+        elif tick is not None and back is not None:
+            back.step(tick, None if found is None else packed(found))
     if back is not None:
         back.finish()
     return own

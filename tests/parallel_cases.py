@@ -26,6 +26,9 @@ from torch import Tensor
 import limelight as ll
 from conftest import problems
 from limelight import parallel
+from limelight.backends import native
+from limelight.parallel import shards
+from limelight.parallel.group import Exchange, Processes
 from limelight.parallel.layouts import Contiguous, Layout, Zigzag
 
 BOTH: tuple[Layout, ...] = (Contiguous(), Zigzag())
@@ -81,7 +84,7 @@ def uneven(x: Tensor, sizes: list[int], dim: int = 2) -> Tensor:
 
 def attention_of_random_problems() -> None:
     """Output and gradients of q, k, v under every mask, bias and option, with shards of random sizes."""
-    dtypes = (torch.float32, torch.float64, torch.bfloat16)
+    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
     @settings(max_examples=25, derandomize=True, database=None, deadline=None, suppress_health_check=checks)
@@ -137,9 +140,9 @@ def attention_with_everything() -> None:
             torch.manual_seed(5)
             want = ll.attention(q, k, v, mask=mask, **options(one))
             want.square().sum().backward()
-            shards = (parallel.shard(x, layout) for x in (q, k, v))
+            own = (parallel.shard(x, layout) for x in (q, k, v))
             torch.manual_seed(5 + 7 * dist.get_rank())  # the seed of rank 0 counts
-            got = parallel.attention(*shards, mask=mask, layout=layout, **options(many))
+            got = parallel.attention(*own, mask=mask, layout=layout, **options(many))
             close(got, parallel.shard(want, layout), f"{mask!r}", 1e-4)
             got.square().sum().backward()
             for x, y in zip(many, one, strict=True):
@@ -329,15 +332,13 @@ def _expect(call: Any, *words: str) -> None:
 def balance() -> None:
     """Causal work under Zigzag is the same on every process within 10%."""
     N = 1003
-    shards = parallel.weights(
+    found = parallel.weights(
         *(parallel.shard(torch.randn(1, 1, N, 4), Zigzag()) for _ in "qk"), mask=ll.Causal(), layout=Zigzag()
     )._shards
-    spans = shards.lowered.spans
+    spans = found.lowered.spans
     assert spans is not None
     seen = (spans[0, :, 0, 1] - spans[0, :, 0, 0]).double()
-    work = torch.stack(
-        [sum((seen[r.begin : r.end].sum() for r in runs), torch.zeros(())) for runs in shards.query_runs]
-    )
+    work = torch.stack([sum((seen[r.begin : r.end].sum() for r in runs), torch.zeros(())) for runs in found.query_runs])
     assert work.max() <= 1.1 * work.mean(), work
 
 
@@ -349,8 +350,6 @@ def no_messages_without_need() -> None:
     dist.broadcast(q, 0)
     ids = torch.arange(n * size) // n
     own = parallel.shard(q)
-    from limelight.parallel.group import Processes
-
     real = Processes.exchange
 
     def counted(self: Any, send: Any, to: int, receive: Any, source: int) -> Any:
@@ -366,6 +365,95 @@ def no_messages_without_need() -> None:
     finally:
         Processes.exchange = real  # type: ignore[method-assign]
     close(got, parallel.shard(ll.attention(q, q, q, mask=ll.Documents(ids))), "documents", 1e-5)
+
+
+class _Link(Processes):
+    """Processes on a clock of their own: a kernel takes a unit a query–key pair, a message ``delay`` units of the link.
+
+    Nothing here depends on how fast the machine is.
+    """
+
+    def __init__(self, delay: float) -> None:
+        super().__init__()
+        self.now = self._free = 0.0
+        self._delay = delay
+        self.starts: list[float] = []  # of ticks
+        self.received = 0
+
+    def exchange(self, send: Tensor | None, to: int, receive: Tensor | None, source: int) -> Exchange:
+        self.starts.append(self.now)
+        found = super().exchange(send, to, receive, source)
+        if receive is not None:
+            self.received += 1
+            self._free = ready = max(self._free, self.now) + self._delay
+            wait = found.receive
+
+            def receive_at() -> Tensor | None:
+                self.now = max(self.now, ready)
+                return wait()
+
+            found.receive = receive_at  # type: ignore[method-assign]
+        return found
+
+    def attend(self, x: Tensor, **options: Any) -> None:
+        """Compute with blocks of 16 queries and keys, and count the pairs that are allowed."""
+        real = native.forward_with_normalisers
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            spans, sizes = args[3].spans, args[4]
+            pairs = sizes.N * sizes.M if spans is None else float((spans[..., 1] - spans[..., 0]).sum())
+            self.now += pairs
+            return real(*args, **kwargs)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "forward_with_normalisers", counted)
+            patch.setattr(shards, "_BLOCK_BYTES", 1)
+            patch.setattr(shards, "_OUTPUT_BYTES", 1)
+            patch.setattr(shards, "_SHORTEST", 16)
+            parallel.attention(x, x, x, group=self, **options)
+
+
+def communication_is_hidden() -> None:
+    """The time of the ring is the larger of computing and sending, and not their sum."""
+    x = torch.randn(1, 1, 256, 4)
+    free = _Link(0.0)
+    free.attend(x)
+    compute, blocks = free.now, free.received
+    assert compute == 256 * 256 * dist.get_world_size()
+    assert blocks == 16 * (dist.get_world_size() - 1)
+    for share in (0.3, 1.0, 3.0):
+        delay = share * compute / blocks
+        link = _Link(delay)
+        link.attend(x)
+        larger = max(compute, blocks * delay)
+        assert larger <= link.now <= 1.05 * larger + 2 * (delay + compute / blocks), (share, link.now / compute)
+
+
+def ticks_are_balanced() -> None:
+    """Under Zigzag every process is at the same tick at the same time, so that none waits for a block."""
+    link = _Link(0.0)
+    link.attend(
+        parallel.shard(torch.randn(1, 1, 512 * dist.get_world_size(), 4), Zigzag()), mask=ll.Causal(), layout=Zigzag()
+    )
+    every = link.gather(torch.tensor([*link.starts, link.now], dtype=torch.double))
+    apart = every.max(0).values - every.min(0).values
+    assert apart.max() <= 3 * link.now / len(link.starts), apart / link.now
+
+
+def device_mesh() -> None:
+    """A one-dimensional mesh is a group, and so is one axis of a larger one, whose other processes are not asked."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    size = dist.get_world_size()
+    q = torch.randn(1, 2, 19, 4)
+    dist.broadcast(q, 0)
+    mesh = init_device_mesh("cpu", (size,))
+    got = parallel.attention(*(parallel.shard(q, group=mesh) for _ in "qkv"), mask=ll.Causal(), group=mesh)
+    close(got, parallel.shard(ll.attention(q, q, q, mask=ll.Causal())), "a mesh", 1e-5)
+    two = init_device_mesh("cpu", (size, 1), mesh_dim_names=("text", "other"))
+    _expect(lambda: parallel.attention(q, q, q, group=two), "2 dimensions")
+    alone = parallel.attention(q, q, q, group=two["other"])
+    close(alone, ll.attention(q, q, q), "a mesh of one", 1e-5)
 
 
 def dies() -> None:

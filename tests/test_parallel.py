@@ -7,9 +7,10 @@ import time
 import pytest
 
 import parallel_cases as cases
+from limelight.core.problem import AttentionOptions, AttentionSpec
 
 QUICK = ["shards_of_any_size", "attention_with_everything", "disagreement", "no_messages_without_need", "decoding"]
-QUICK += ["models", "balance"]
+QUICK += ["models", "balance", "communication_is_hidden", "ticks_are_balanced", "device_mesh"]
 THOROUGH = ["attention_of_random_problems", "statistics", "gradients_of_statistics"]
 
 
@@ -25,6 +26,10 @@ THOROUGH = ["attention_of_random_problems", "statistics", "gradients_of_statisti
 def test_several_processes_compute_what_one_does(processes: int, names: list[str]) -> None:
     failures = cases.run(processes, names)
     assert not failures, "\n".join(failures.values())
+
+
+def test_keyword_options_are_those_of_a_specification() -> None:
+    assert list(AttentionOptions.__annotations__) == list(AttentionSpec._fields)
 
 
 @pytest.mark.slow

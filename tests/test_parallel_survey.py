@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from limelight.cli.survey import _progress
 from limelight.parallel.survey.documents import Corpus
 from limelight.parallel.survey.sketch import QUANTILES, Sketch
 
@@ -41,6 +42,39 @@ def test_documents_of_every_kind_are_counted_named_and_read(tmp_path: Path) -> N
     assert [x.number for x in found.read(lambda n: n % 3 == 1)] == [1, 4, 7]
     (whole,) = Corpus([text], whole_files=True).read(lambda _: True)
     assert "utf-8" in whole.problem
+
+
+def test_parquet_has_one_document_a_row(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "c.parquet"
+    parquet.write_table(pyarrow.table({"body": ["one", None, "two"], "other": [1, 2, 3]}), file)
+    corpus = Corpus([file], field="body")
+    assert corpus.count() == 3
+    assert [(x.name, x.text, bool(x.problem)) for x in corpus.read(lambda _: True)] == [
+        ("c.parquet:1", "one", False),
+        ("c.parquet:2", "", True),
+        ("c.parquet:3", "two", False),
+    ]
+    with pytest.raises(ValueError, match="no column 'text'; it has body, other"):
+        list(Corpus([file]).read(lambda _: True))
+
+
+def test_progress_is_written_in_lines_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with _progress(0) as advance:
+        for done in range(41, 101):  # 40 were done by an earlier run
+            now += 0.5
+            advance(done, 100)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "60 of 100 documents, 2.0 a second, 0:00:20 left"
+    assert lines[-1] == "100 of 100 documents, 2.0 a second, 0:00:00 left"
+    assert len(lines) == 3
+    with _progress(1) as advance:
+        assert advance is None
 
 
 def test_quantiles_are_within_a_bin_and_sketches_of_parts_add_up() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +56,6 @@ def command(files: tuple[str, ...], model: str | None, out: str, field: str, who
 @contextmanager
 def _processes() -> Iterator[int]:
     """Join the processes that torchrun has started, and yield this one's rank; 0 without torchrun."""
-    from datetime import timedelta
-
     import torch.distributed as dist
 
     if not dist.is_torchelastic_launched():
@@ -70,13 +70,23 @@ def _processes() -> Iterator[int]:
 
 @contextmanager
 def _progress(rank: int) -> Iterator[Any]:
-    """Show a bar with documents a second and the time left on the first process."""
+    """Show documents a second and the time left on the first process: a bar, or lines where there is no terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    console = Console(stderr=True)
     if rank:
         yield None
-        return
+    elif console.is_terminal:
+        with _bar(console) as advance:
+            yield advance
+    else:
+        yield _Lines()
+
+
+@contextmanager
+def _bar(console: Any) -> Iterator[Any]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("documents"),
         BarColumn(),
@@ -84,7 +94,7 @@ def _progress(rank: int) -> Iterator[Any]:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=console) as bar:
         task = bar.add_task("documents", total=None, rate="")
 
         def advance(done: int, total: int) -> None:
@@ -93,3 +103,25 @@ def _progress(rank: int) -> Iterator[Any]:
             bar.update(task, rate="" if not speed else f"{speed:.1f} a second")
 
         yield advance
+
+
+class _Lines:
+    """Writes a line every few seconds, and one at the end."""
+
+    _SECONDS = 10
+
+    def __init__(self) -> None:
+        self._begin = self._last = time.monotonic()
+        self._first: int | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """Count documents, of which those of an earlier run took no time in this one."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = done - 1
+        if done < total and now - self._last < self._SECONDS:
+            return
+        self._last = now
+        rate = (done - self._first) / max(now - self._begin, 1e-9)
+        left = timedelta(seconds=round((total - done) / rate))
+        click.echo(f"{done} of {total} documents, {rate:.1f} a second, {left} left", err=True)

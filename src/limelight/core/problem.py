@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from limelight.core.checks import (
     check_positive,
     check_tensor,
     describe,
+    reject_options,
 )
 from limelight.core.masks import Dense, LoweredMask, Mask, Spans, lower_mask
 from limelight.core.tracing import is_traced
@@ -35,6 +36,24 @@ class AttentionSpec(NamedTuple):
     softcap: float | None = None
     sink: Tensor | float | None = None
     temperature: float | Tensor = 1.0
+
+
+class AttentionOptions(TypedDict, total=False):
+    """The options of a call as keyword arguments."""
+
+    mask: Mask | None
+    bias: Bias | None
+    scale: float | Tensor | None
+    softcap: float | None
+    sink: Tensor | float | None
+    temperature: float | Tensor
+
+
+def spec_of(who: str, options: AttentionOptions) -> AttentionSpec:
+    """Make a specification of keyword arguments; those that there are not are refused."""
+    if unknown := options.keys() - set(AttentionSpec._fields):
+        reject_options(who, unknown, AttentionSpec._fields)
+    return AttentionSpec(**options)
 
 
 class LoweredSpec(NamedTuple):

@@ -6,20 +6,21 @@ merge in the order of the ranks, so that all have the same bits.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from limelight.backends import Normalisers, native
-from limelight.core.biases import Bias
-from limelight.core.masks import Mask
-from limelight.core.problem import AttentionSpec
+from limelight.core.problem import AttentionOptions, spec_of
 from limelight.parallel.agreement import agree
 from limelight.parallel.group import Processes
 from limelight.parallel.layouts import Contiguous, Layout, Run, Runs
 from limelight.parallel.merging import Merged
 from limelight.parallel.shards import Shards, places_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class SpreadCache:
@@ -79,20 +80,14 @@ class SpreadCache:
         x[..., self._length : end, :] = new
         return x
 
-    def attend(
-        self,
-        q: Tensor,
-        *,
-        mask: Mask | None = None,
-        bias: Bias | None = None,
-        scale: float | None = None,
-        softcap: float | None = None,
-        sink: Tensor | float | None = None,
-        temperature: float = 1.0,
-    ) -> Tensor:
-        """Attention of the last tokens ``q (…, Hq, N, D)``, which every process gives, to all keys; whole on each."""
+    def attend(self, q: Tensor, **options: Unpack[AttentionOptions]) -> Tensor:
+        """Attention of the last tokens ``q (…, Hq, N, D)``, which every process gives, to all keys; whole on each.
+
+        The options are ``mask``, ``bias``, ``scale``, ``softcap``, ``sink`` and ``temperature`` of
+        ``limelight.attention``.
+        """
         k, v = self._k[..., : self._length, :], self._v[..., : self._length, :]
-        spec = AttentionSpec(mask, bias, scale, softcap, sink, temperature)
+        spec = spec_of("SpreadCache.attend()", options)
         shards = Shards(
             "decode", q, k, v, spec, group=self.processes, shared_queries=True, key_runs=[list(r) for r in self.runs]
         )

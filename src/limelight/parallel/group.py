@@ -111,9 +111,10 @@ class Exchange:
         self._received, self._source = receive, source
 
     def receive(self) -> Tensor | None:
-        """Wait for what is to be received, and return it."""
+        """Wait for what is to be received, and hand it over."""
         self._wait(self._receives, self._source)
-        return self._received
+        received, self._received = self._received, None
+        return received
 
     def finish(self) -> None:
         """Wait until everything has arrived, here and at the other process."""

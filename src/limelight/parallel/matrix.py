@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from limelight.backends import Normalisers, Statistic, grouped_matmul, masked_logits, weights_of
-from limelight.core.biases import Bias
+from limelight.core.checks import reject_options
 from limelight.core.masks import Mask
-from limelight.core.problem import AttentionSpec, batched
+from limelight.core.problem import AttentionOptions, AttentionSpec, batched, spec_of
 from limelight.matrix.base import Transposed, Weights
 from limelight.matrix.statistics.cover import Cover
 from limelight.matrix.statistics.transposed import TransposedMatmul
@@ -22,6 +22,9 @@ from limelight.parallel.partials import KEYS, WHOLE
 from limelight.parallel.ring_attention import attend, ring_forward
 from limelight.parallel.shards import Shards
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _GATHERED = 2**22  # numbers of keys that pairs gather at a time
 _COARSE = 2.0**10  # a log-sum-exp of float32 beyond this has too few digits to make weights from it
 
@@ -30,15 +33,10 @@ def weights(
     q: Tensor,
     k: Tensor,
     *,
-    mask: Mask | None = None,
-    bias: Bias | None = None,
-    scale: float | Tensor | None = None,
-    softcap: float | None = None,
-    sink: Tensor | float | None = None,
-    temperature: float | Tensor = 1.0,
     group: Any = None,
     layout: Layout | None = None,
     key_layout: Layout | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> ParallelWeights:
     """``softmax((softcap(scale · q kᵀ) + bias) / temperature)`` of queries and keys that several processes share.
 
@@ -48,7 +46,7 @@ def weights(
     are whole on every process. Indices of queries and keys count the whole sequence. ``A.whole()`` has all results
     whole.
     """
-    spec = AttentionSpec(mask, bias, scale, softcap, sink, temperature)
+    spec = spec_of("parallel.weights()", options)
     shards = Shards("parallel.weights", q, k, None, spec, group=group, layout=layout, key_layout=key_layout)
     return ParallelWeights(shards)
 
@@ -97,31 +95,23 @@ class ParallelWeights(Weights):
         """The same queries and keys with other options of ``weights``."""
         shards = self._shards
         if unknown := options.keys() - set(AttentionSpec._fields):
-            names = ", ".join(AttentionSpec._fields)
-            raise TypeError(f"changed: there is no option {min(unknown)!r}; there are {names}")
+            reject_options("changed()", unknown, AttentionSpec._fields)
         q, k = (shards.with_lead(x) for x in (shards.q, shards.k))
-        again = Shards(
-            "parallel.weights",
-            q,
-            k,
-            None,
-            shards.problem.spec._replace(**options),
-            group=shards.processes,
-            layout=shards.layout,
-            key_layout=shards.key_layout,
-        )
-        return ParallelWeights(again, self._is_whole)
+        return self._made_again(q, k, shards.problem.spec._replace(**options))
 
     def batched(self) -> ParallelWeights:
         """The same matrix with exactly one batch axis."""
         if len(self.shape) == 4:
             return self
+        return self._made_again(self._shards.q, self._shards.k, self._shards.problem.spec)
+
+    def _made_again(self, q: Tensor, k: Tensor, spec: AttentionSpec) -> ParallelWeights:
+        """The weights of the same processes and layouts."""
         shards = self._shards
-        spec = shards.problem.spec
         again = Shards(
             "parallel.weights",
-            shards.q,
-            shards.k,
+            q,
+            k,
             None,
             spec,
             group=shards.processes,

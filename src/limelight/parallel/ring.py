@@ -71,14 +71,14 @@ class Ring:
         nothing is received has no bytes.
         """
         own, ticks = len(self.blocks[self.processes.rank]), len(self._ticks)
-        following, leaving = self._begin(0, pack, size), Exchanges()
+        if not ticks:
+            yield from ((None, b, None) for b in range(own))
+        following = self._begin(0, pack, size)
         for n, tick in enumerate(self._ticks):
             present, following = following, self._begin(n + 1, pack, size)
             yield from ((None, b, None) for b in range(n * own // ticks, (n + 1) * own // ticks))
             yield tick, tick.receives or 0, present.receive()
-            leaving.add(present)
-        leaving.finish()
-        yield from ((None, b, None) for b in range(0 if ticks == 0 else own, own))
+            present.finish()
 
     def _begin(self, n: int, pack: Callable[[int], Tensor], size: Callable[[Run], int]) -> Exchange:
         if n >= len(self._ticks):
@@ -102,24 +102,6 @@ def _spread(blocks: list[int], ticks: int) -> list[int | None]:
     return found
 
 
-class Exchanges:
-    """Exchanges that have been begun, of which the last two may be on their way."""
-
-    def __init__(self) -> None:
-        self._pending: list[Exchange] = []
-
-    def add(self, exchange: Exchange) -> None:
-        """Add one, and wait for the one before the last."""
-        self._pending.append(exchange)
-        while len(self._pending) > 1:
-            self._pending.pop(0).finish()
-
-    def finish(self) -> None:
-        """Wait for all."""
-        while self._pending:
-            self._pending.pop(0).finish()
-
-
 class Return:
     """Sends what was computed for the blocks of other processes back to them, while the next is computed.
 
@@ -128,8 +110,7 @@ class Return:
 
     def __init__(self, ring: Ring, size: Callable[[Run], int], take: Callable[[int, Tensor], None]) -> None:
         self._ring, self._size, self._take = ring, size, take
-        self._pending: list[tuple[int, Exchange]] = []
-        self._leaving = Exchanges()
+        self._pending: tuple[int, Exchange] | None = None
 
     def step(self, tick: Tick, message: Tensor | None) -> None:
         """Send back what belongs to the block of a tick, and take in what has come for the own blocks."""
@@ -137,22 +118,20 @@ class Return:
         receive = None
         if tick.sends is not None:  # something comes back from where it was sent to
             receive = ring.room(self._size(ring.blocks[ring.processes.rank][tick.sends]))
+        self.finish()
         exchange = ring.processes.exchange(message, ring.source(tick.round), receive, ring.target(tick.round))
-        self._pending.append((tick.sends or 0, exchange))
-        self._take_all_but(1)
+        self._pending = tick.sends or 0, exchange
 
     def finish(self) -> None:
-        """Wait for everything that is still on its way."""
-        self._take_all_but(0)
-        self._leaving.finish()
-
-    def _take_all_but(self, last: int) -> None:
-        while len(self._pending) > last:
-            b, exchange = self._pending.pop(0)
-            received = exchange.receive()
-            if received is not None:
-                self._take(b, received)
-            self._leaving.add(exchange)
+        """Take in what is still on its way."""
+        if self._pending is None:
+            return
+        b, exchange = self._pending
+        received = exchange.receive()
+        if received is not None:
+            self._take(b, received)
+        exchange.finish()
+        self._pending = None
 
 
 def packed(tensors: Sequence[Tensor]) -> Tensor:

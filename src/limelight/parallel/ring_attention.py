@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,14 +11,15 @@ from torch.autograd.function import once_differentiable
 
 from limelight.backends import Normalisers, native
 from limelight.backends.gradients import Gradients, Wanted, sink_weight
-from limelight.core.biases import Bias
 from limelight.core.checks import check_dropout
-from limelight.core.masks import Mask
-from limelight.core.problem import AttentionSpec, LoweredSpec
+from limelight.core.problem import AttentionOptions, LoweredSpec, spec_of
 from limelight.parallel.layouts import Layout, Run
 from limelight.parallel.merging import Merged
 from limelight.parallel.ring import Return, Ring, Tick, packed, packed_size, unpacked
 from limelight.parallel.shards import Shards, cut_tensor, places_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _LEARNED = Wanted._fields
 
@@ -28,43 +29,34 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    mask: Mask | None = None,
-    bias: Bias | None = None,
-    scale: float | Tensor | None = None,
-    softcap: float | None = None,
-    sink: Tensor | float | None = None,
-    temperature: float | Tensor = 1.0,
     dropout: float = 0.0,
     group: Any = None,
     layout: Layout | None = None,
     key_layout: Layout | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor:
     """``softmax((softcap(scale · q kᵀ) + bias) / temperature) v`` of a sequence that several processes share.
 
-    Every process calls it with its own queries, keys and values, and gets the output of its own queries. The options
-    are those of ``limelight.attention``; masks and biases speak of positions in the whole sequence.
+    Every process calls it with its own queries, keys and values, and gets the output of its own queries. Masks and
+    biases speak of positions in the whole sequence.
 
     Args:
         q: this process's queries ``(…, Hq, n, D)``; ``n`` may differ between processes, and may be 0.
         k: its keys ``(…, Hkv, m, D)``.
         v: its values ``(…, Hkv, m, Dv)``.
-        mask: as in ``limelight.attention``, for the whole sequence.
-        bias: the same.
-        scale: factor of the scores.
-        softcap: ``c`` in ``c · tanh(scores / c)``.
-        sink: one extra logit for each head.
-        temperature: above 1 flattens the weights.
         dropout: share of weights that is removed; the same ones as in one process whose seed is that of rank 0.
         group: a ``ProcessGroup`` or a one-dimensional ``DeviceMesh``; the default group unless given.
         layout: the positions that each process holds, ``Contiguous()`` unless given.
         key_layout: the same for keys and values, where it differs.
+        **options: ``mask``, ``bias``, ``scale``, ``softcap``, ``sink`` and ``temperature``, as in
+            ``limelight.attention``.
 
     Gradients of q, k and v are those of the sum of all processes' losses. Those of tensors that every process has
     (tables, slopes, sink, temperature) are each process's part, which add up to the whole, as the gradients of a
     model's parameters do in data-parallel training.
 
     """
-    spec = AttentionSpec(mask, bias, scale, softcap, sink, temperature)
+    spec = spec_of("parallel.attention()", options)
     shards = Shards(
         "parallel.attention",
         q,
@@ -148,7 +140,10 @@ class KeyValueBlocks:
                 yield tick, b, None, []
             else:
                 run = self._ring.blocks[self._ring.source(tick.round)][b]
-                yield tick, b, run, unpacked(message, self.shapes(run))
+                tensors = unpacked(message, self.shapes(run))
+                del message
+                yield tick, b, run, tensors
+                tensors.clear()  # makes room for the next block, whatever names the caller has for it
 
 
 def make_ring(shards: Shards, width: int) -> Ring:

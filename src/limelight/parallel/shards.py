@@ -21,7 +21,8 @@ from limelight.parallel.agreement import agree
 from limelight.parallel.group import Processes
 from limelight.parallel.layouts import Contiguous, Layout, Run, Runs
 
-_BLOCK_BYTES = 2**22  # of keys and values that travel together, and of outputs that are merged at a time
+_BLOCK_BYTES = 2**21  # of keys and values that travel together; four are in memory
+_OUTPUT_BYTES = 2**20  # of outputs that are merged at a time
 _SHORTEST = 256  # rows
 
 
@@ -146,17 +147,13 @@ class Shards:
 
     def key_blocks(self, width: int) -> list[list[Run]]:
         """The keys of every process in runs that travel together; ``width`` numbers belong to a key and head."""
-        most = self._rows_at_a_time(self.k.shape[0] * self.k.shape[1] * width * self.k.itemsize)
+        most = _rows_at_a_time(_BLOCK_BYTES, self.k.shape[0] * self.k.shape[1] * width * self.k.itemsize)
         return [[part for run in runs for part in run.split(most)] for runs in self.key_runs]
 
     def query_blocks(self, width: int) -> list[tuple[Run, slice]]:
         """The queries of this process in runs that are computed together, and where they lie in its tensors."""
-        most = self._rows_at_a_time(self.q.shape[0] * self.q.shape[1] * max(width, 1) * 4)
+        most = _rows_at_a_time(_OUTPUT_BYTES, self.q.shape[0] * self.q.shape[1] * width * 4)
         return places_of([part for run in self.own_queries for part in run.split(most)])
-
-    @staticmethod
-    def _rows_at_a_time(bytes_per_row: int) -> int:
-        return max(_SHORTEST, _BLOCK_BYTES // max(bytes_per_row, 1) // 64 * 64)
 
     def sees(self, queries: Run, keys: Run) -> bool:
         """Return False where no query may attend to any of the keys."""
@@ -188,6 +185,10 @@ class Shards:
     def place(self, queries: Run, keys: Run) -> Place:
         """The place of a rectangle in the whole matrix."""
         return Place(self.M - self.N + queries.end - keys.end, queries.begin, keys.begin)
+
+
+def _rows_at_a_time(most: int, bytes_per_row: int) -> int:
+    return max(_SHORTEST, most // max(bytes_per_row, 1) // 64 * 64)
 
 
 def _needs(x: Any) -> bool:

@@ -8,15 +8,25 @@ from typing import Any
 _SHOWN = ("entropy", "first", "self", "previous", "next", "near", "separators", "distance", "duplicate", "induction")
 _STYLE = """
 .limelight.survey { min-height: 100vh; padding: 0 0 40px; }
-.survey .body { padding: 12px 20px; max-width: 1200px; display: grid; gap: 18px; }
+.survey .body { padding: 14px 20px; max-width: 1240px; display: grid; gap: 10px;
+grid-template-columns: minmax(0, 1fr); }
+.survey .body > h2 { font-size: 11px; font-weight: 600; letter-spacing: .05em; text-transform: uppercase;
+color: var(--soft); margin: 14px 0 0; } .survey .facts { font-size: 15px; }
 .survey table { border-collapse: collapse; } .survey th { color: var(--soft); font-weight: 500; text-align: right; }
 .survey :is(td, th) { padding: 2px 8px; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-.survey :is(td, th).words { text-align: left; white-space: normal; } .survey td mark { background: var(--accent-soft);
-color: var(--accent); } .survey svg { display: block; } .survey .range { color: var(--soft); font-size: 11px; }
+.survey :is(td, th).words { text-align: left; white-space: normal; min-width: 11em; }
+.survey td mark { background: var(--accent-soft); color: var(--accent); }
+.survey svg { display: block; max-width: 100%; } .survey .range { color: var(--soft); font-size: 11px; }
 .survey details.head { border: 1px solid var(--line); border-radius: 8px; background: var(--panel); padding: 6px 12px; }
-.survey .head > summary { border: 0; display: grid; gap: 8px; color: var(--ink); }
-.survey .head > summary { grid-template-columns: 20em 10em 10em 1fr; }
-.survey .line { overflow-x: auto; }
+.survey .head > summary { border: 0; padding: 0; display: grid; gap: 2px 12px; color: var(--ink); align-items: center;
+grid-template-columns: minmax(12em, 22em) 9em 10em minmax(0, 240px); }
+.survey .scroll { overflow-x: auto; } .survey .matrices { display: flex; flex-wrap: wrap; gap: 14px; }
+.survey figure { margin: 0; } .survey figcaption { color: var(--soft); font-size: 11px; margin-bottom: 3px; }
+.survey .matrix { display: grid; grid-template-columns: repeat(var(--heads), 13px); gap: 1px; }
+.survey .matrix i { height: 13px; border-radius: 2px;
+background: color-mix(in srgb, var(--accent) var(--share), var(--masked)); }
+@media (max-width: 700px) { .survey .body { padding: 12px; }
+.survey .head > summary { grid-template-columns: 1fr auto; } }
 """
 
 
@@ -29,19 +39,44 @@ def page(result: dict[str, Any], style: str) -> str:
         + (f", {skipped['count']:,} documents skipped" if skipped["count"] else "")
     )
     heads = "\n".join(_head(head) for head in result["heads"])
-    left_out = "".join(f"<li>{escape(x['document'])}: {escape(x['reason'])}</li>" for x in skipped["documents"][:100])
-    problems = f"<section><h2>Skipped documents</h2><ol>{left_out}</ol></section>" if left_out else ""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Survey of {escape(result["model"])}</title><style>{style}{_STYLE}</style></head>
 <body style="margin:0"><div class="limelight survey">
 <header class="top"><span class="mark">lime<i>light</i></span>
-<span class="model">survey of <b>{escape(result["model"])}</b> · {facts}</span></header>
-<div class="body"><p class="soft">{escape(result["how"])} The label is the one that most documents give the head.</p>
-{problems}{heads}</div></div>
+<span class="model">survey of <b>{escape(result["model"])}</b></span></header>
+<div class="body"><p class="facts">{facts}</p>
+<p class="soft">{escape(result["how"])} The label is the one that most documents give the head.</p>
+{_skipped(skipped["documents"])}<h2>Similarity of heads</h2>{_similarities(result["similarity"])}
+<h2>Heads</h2>{heads}</div></div>
 <script>if (matchMedia("(prefers-color-scheme: dark)").matches)
 document.querySelector(".limelight").dataset.theme = "dark";</script></body></html>
 """
+
+
+def _skipped(documents: list[dict[str, str]]) -> str:
+    """The first documents that were skipped, and why."""
+    lines = "".join(
+        f"<tr><td class='words'>{escape(x['document'])}</td><td class='words soft'>{escape(x['reason'])}</td></tr>"
+        for x in documents[:100]
+    )
+    return f"<h2>Skipped documents</h2><div class='scroll'><table>{lines}</table></div>" if lines else ""
+
+
+def _similarities(similarity: dict[str, list[list[float]]]) -> str:
+    """The mean cosine of every two heads of a layer, as squares that are darker the more alike the heads are."""
+    figures = []
+    for module, rows in similarity.items():
+        cells = "".join(
+            f'<i style="--share:{100 * max(x, 0.0):.0f}%" title="heads {i} and {j}: {x:.3f}"></i>'
+            for i, row in enumerate(rows)
+            for j, x in enumerate(row)
+        )
+        figures.append(
+            f'<figure><figcaption>{escape(module)}</figcaption><div class="matrix" style="--heads:{len(rows)}">'
+            f"{cells}</div></figure>"
+        )
+    return f'<div class="matrices">{"".join(figures)}</div>'
 
 
 def _head(head: dict[str, Any]) -> str:
@@ -50,8 +85,8 @@ def _head(head: dict[str, Any]) -> str:
     return (
         f'<details class="head"><summary><b>{escape(name)}</b><span class="tag">{escape(head["label"])}</span>'
         f'<span class="soft">{held}</span><span>{_profile(head["profile"])}</span></summary>'
-        f'<div class="line">{_measures(head["measures"])}</div>{_labels(head["labels"])}{_examples(head["examples"])}'
-        "</details>"
+        f'<div class="scroll">{_measures(head["measures"])}</div>{_labels(head["labels"])}'
+        f'<div class="scroll">{_examples(head["examples"])}</div></details>'
     )
 
 
@@ -88,7 +123,7 @@ def _profile(profile: dict[str, Any] | None) -> str:
     points = " ".join(f"{240 * i / (n - 1):.1f},{22 - 20 * x / top:.1f}" for i, x in enumerate(means))
     middle = 240 * -profile["from"] / (n - 1)
     return (
-        '<svg width="240" height="24" role="img" aria-label="mean weight by distance">'
+        '<svg width="240" height="24" viewBox="0 0 240 24" role="img" aria-label="mean weight by distance">'
         f'<line x1="{middle}" x2="{middle}" y1="0" y2="24" stroke="var(--line)"/>'
         f'<polyline points="{points}" fill="none" stroke="var(--accent)"/></svg>'
     )

@@ -39,8 +39,9 @@ def command(files: tuple[str, ...], model: str | None, out: str, field: str, who
     if found is None:
         return
     if not found.documents:
-        raise ValueError(f"none of the {len(found.skipped)} documents could be read; the first: {found.skipped[:1]}")
-    result = as_dict(found, folder.resolve().name)
+        first = "".join(f"; the first, {x['document']}: {x['reason']}" for x in found.skipped[:1])
+        raise ValueError(f"none of the {len(found.skipped)} documents could be read{first}")
+    result = as_dict(found, _name(folder.resolve()))
     written = write(result, target)
     (target / "survey.html").write_text(
         page(result, (FRONT / "style.css").read_text(encoding="utf-8")), encoding="utf-8"
@@ -51,6 +52,11 @@ def command(files: tuple[str, ...], model: str | None, out: str, field: str, who
     click.echo(
         f"{found.documents} documents, {found.tokens} tokens, {len(found.skipped)} skipped; {names} are in {target}"
     )
+
+
+def _name(folder: Path) -> str:
+    """The name of a model: that of its folder, or of the package which carries it as ``model``."""
+    return folder.parent.name if folder.name == "model" else folder.name
 
 
 @contextmanager

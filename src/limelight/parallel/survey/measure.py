@@ -17,6 +17,8 @@ from limelight.parallel.survey.sketch import Sketch
 
 RADIUS = 64  # of the profiles by distance
 _EXAMPLES = 5  # strongest links that are kept of each head
+# Labels of heads whose strongest links are those that a list of links usually leaves out as trivial.
+_TRIVIAL = ("previous token", "next token", "itself", "separator", "sink", "local")
 _AROUND = 6  # tokens that are shown on either side of an example's query and key
 
 
@@ -57,7 +59,7 @@ class Findings:
             for measure in MEASURES:
                 if row[measure] is not None:
                     self.by_document.add(at, measure, np.array([row[measure]]))
-        self._add_calls(number, name, reading)
+        self._add_calls(number, name, reading, [row["label"] in _TRIVIAL for row in rows])
 
     def _begin(self, heads: list[dict[str, Any]]) -> None:
         n = len(heads)
@@ -66,7 +68,7 @@ class Findings:
         self.by_document, self.by_token = Sketch(n, MEASURES), Sketch(n, MEASURES)
         self.profile, self.profile_count = np.zeros((n, 2 * RADIUS + 1)), np.zeros((n, 2 * RADIUS + 1))
 
-    def _add_calls(self, number: int, name: str, reading: Reading) -> None:
+    def _add_calls(self, number: int, name: str, reading: Reading, trivial: list[bool]) -> None:
         first: dict[str, int] = {}
         for at, head in enumerate(self.heads):
             first.setdefault(head["module"], at)
@@ -88,7 +90,7 @@ class Findings:
                 before = self.similarity.get(call.name, np.zeros((H, H)))
                 self.similarity[call.name] = before + seen.similarity[0].double().numpy()
             for h in range(H):
-                links = reading.links(call, h, _EXAMPLES)
+                links = reading.links(call, h, _EXAMPLES, trivial=trivial[begin + h])
                 found = [_example(number, name, link, queries, keys) for link in links]
                 self.examples[begin + h] = _strongest(self.examples[begin + h] + found)
 

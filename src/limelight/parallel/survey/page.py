@@ -14,12 +14,13 @@ grid-template-columns: minmax(0, 1fr); }
 color: var(--soft); margin: 14px 0 0; } .survey .facts { font-size: 15px; }
 .survey table { border-collapse: collapse; } .survey th { color: var(--soft); font-weight: 500; text-align: right; }
 .survey :is(td, th) { padding: 2px 8px; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-.survey :is(td, th).words { text-align: left; white-space: normal; min-width: 11em; }
+.survey :is(td, th).prose { text-align: left; white-space: normal; min-width: 11em; }
 .survey td mark { background: var(--accent-soft); color: var(--accent); }
 .survey svg { display: block; max-width: 100%; } .survey .range { color: var(--soft); font-size: 11px; }
 .survey details.head { border: 1px solid var(--line); border-radius: 8px; background: var(--panel); padding: 6px 12px; }
 .survey .head > summary { border: 0; padding: 0; display: grid; gap: 2px 12px; color: var(--ink); align-items: center;
-grid-template-columns: minmax(12em, 22em) 9em 10em minmax(0, 240px); }
+grid-template-columns: minmax(12em, 22em) 10em 11em minmax(0, 240px); }
+.survey .head .tag { justify-self: start; }
 .survey .scroll { overflow-x: auto; } .survey .matrices { display: flex; flex-wrap: wrap; gap: 14px; }
 .survey figure { margin: 0; } .survey figcaption { color: var(--soft); font-size: 11px; margin-bottom: 3px; }
 .survey .matrix { display: grid; grid-template-columns: repeat(var(--heads), 13px); gap: 1px; }
@@ -45,7 +46,7 @@ def page(result: dict[str, Any], style: str) -> str:
 <body style="margin:0"><div class="limelight survey">
 <header class="top"><span class="mark">lime<i>light</i></span>
 <span class="model">survey of <b>{escape(result["model"])}</b></span></header>
-<div class="body"><p class="facts">{facts}</p>
+<div class="body"><p class="facts">{escape(result["model"])}: {facts}</p>
 <p class="soft">{escape(result["how"])} The label is the one that most documents give the head.</p>
 {_skipped(skipped["documents"])}<h2>Similarity of heads</h2>{_similarities(result["similarity"])}
 <h2>Heads</h2>{heads}</div></div>
@@ -57,7 +58,7 @@ document.querySelector(".limelight").dataset.theme = "dark";</script></body></ht
 def _skipped(documents: list[dict[str, str]]) -> str:
     """The first documents that were skipped, and why."""
     lines = "".join(
-        f"<tr><td class='words'>{escape(x['document'])}</td><td class='words soft'>{escape(x['reason'])}</td></tr>"
+        f"<tr><td class='prose'>{escape(x['document'])}</td><td class='prose soft'>{escape(x['reason'])}</td></tr>"
         for x in documents[:100]
     )
     return f"<h2>Skipped documents</h2><div class='scroll'><table>{lines}</table></div>" if lines else ""
@@ -103,9 +104,13 @@ def _cell(numbers: dict[str, Any]) -> str:
     if not numbers["count"]:
         return "<td></td>"
     return (
-        f"<td>{numbers['mean']:.3g} ± {numbers['spread']:.2g}<br>"
-        f'<span class="range">{numbers["q05"]:.2g} … {numbers["q50"]:.2g} … {numbers["q95"]:.2g}</span></td>'
+        f"<td>{_number(numbers['mean'])} ± {_number(numbers['spread'])}<br>"
+        f'<span class="range">{" … ".join(_number(numbers[q]) for q in ("q05", "q50", "q95"))}</span></td>'
     )
+
+
+def _number(x: float) -> str:
+    return f"{x:.3f}" if abs(x) < 10 else f"{x:.1f}"
 
 
 def _labels(labels: dict[str, int]) -> str:
@@ -131,11 +136,11 @@ def _profile(profile: dict[str, Any] | None) -> str:
 
 def _examples(examples: list[dict[str, Any]]) -> str:
     lines = [
-        f"<tr><td>{x['weight']:.3f}</td><td class='words'>{_context(x['query_text'])}</td>"
-        f"<td class='words'>{_context(x['key_text'])}</td><td class='words soft'>{escape(x['document'])}</td></tr>"
+        f"<tr><td>{x['weight']:.3f}</td><td class='prose'>{_context(x['query_text'])}</td>"
+        f"<td class='prose'>{_context(x['key_text'])}</td><td class='prose soft'>{escape(x['document'])}</td></tr>"
         for x in examples
     ]
-    titles = "".join(f"<th class='words'>{title}</th>" for title in ("query", "key", "document"))
+    titles = "".join(f"<th class='prose'>{title}</th>" for title in ("query", "key", "document"))
     head = f"<tr><th>weight</th>{titles}</tr>"
     return f"<table>{head}{''.join(lines)}</table>" if lines else ""
 

@@ -384,7 +384,7 @@ def test_the_steps_of_a_head_for_any_text(name: str, head: int) -> None:
     torch.testing.assert_close(x["scores"], x["q"] @ x["k"].T, **close)
     torch.testing.assert_close(x["scaled"], x["scores"] * found.data["scale"], **close)
     torch.testing.assert_close(x["weights"], truth, **close)
-    torch.testing.assert_close(x["output"], seen[-1][0, :, part].detach().float(), **half)
+    torch.testing.assert_close(x["heads"], seen[-1][0, :, part].detach().float(), **half)
     assert (found.data["queries"], found.data["keys"]) == tuple(again.names(again.record.log[call]))
     with pytest.raises(RefusedError, match="tokens; write at most 48"):
         ask(subject, "own", call=call, head=head, text="a " * 150)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import webbrowser
 from typing import TextIO
 
@@ -32,6 +34,17 @@ def command(text: str | None, file: TextIO | None, model: str | None, port: int,
         _serve(text or _EXAMPLE, model, host, port, not no_browser)
     except KeyboardInterrupt:
         click.echo("", err=True)
+        _leave()
+
+
+def _leave() -> None:
+    """End the process at once if a pass over a long text is under way, which cannot be interrupted."""
+    from limelight.explorer.workers import wait_for_all
+
+    if not wait_for_all(seconds=1.0):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # nothing is left to be saved
 
 
 def _serve(text: str, model: str | None, host: str, port: int, browser: bool) -> None:

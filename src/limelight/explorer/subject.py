@@ -14,7 +14,17 @@ import torch
 
 from limelight.explorer.memory import Memory
 from limelight.explorer.pictures import check_pictures, data_url, described_grid, on_picture, pictures_of, words_of
-from limelight.explorer.tiles import SIDE, Allowed, Floats, Rectangle, base_level, coarser, pooled, top_level
+from limelight.explorer.tiles import (
+    SIDE,
+    Allowed,
+    Floats,
+    Rectangle,
+    base_level,
+    coarser,
+    level_within,
+    pooled,
+    top_level,
+)
 from limelight.lens import Call, Record, heads
 from limelight.lens.reading import Reader, Reading
 from limelight.lens.replay import Replay
@@ -85,9 +95,7 @@ class Head:
 
     def thumbnail(self, cells: int) -> Floats:
         """Return the means of the finest level that has at most so many cells on a side, 1024 at most."""
-        level = base_level(*self.size)
-        while max(-(-n // 2**level) for n in self.size) > cells:
-            level += 1
+        level = max(base_level(*self.size), level_within(max(self.size), cells))
         found: Floats = self.memory.get((*self.name, "thumbnail", cells), lambda: self.level(level, "mean").copy())
         return found
 
@@ -159,9 +167,24 @@ class Matrix:
         self.keys = _by_batch("keys", texts[1], self.B, self.M)
 
     @cached_property
-    def mask(self) -> Any:
-        """The mask, found once: of a dense matrix it takes a pass."""
-        return self.call.weights.mask
+    def _allowed(self) -> list[list[Allowed]]:
+        """The places that the mask allows, by batch element and head, found once: of a dense matrix it takes a pass."""
+        return Allowed.of(self.call.weights.mask, self.B, self.H, self.N, self.M)
+
+    def allowed(self, batch: int, head: int) -> Allowed:
+        """Return the places that a head may attend to."""
+        return self._allowed[batch][head]
+
+    def thumbnails(self, batch: int, cells: int) -> Floats:
+        """Return the means of ``(heads, rows, columns)`` cells, so many on a side at most, from one pass."""
+        level = level_within(max(self.N, self.M), cells)
+        whole = Rectangle(0, self.N, 0, self.M)
+        with torch.no_grad():
+            found: Floats = self.call.weights.select(batch).batched().pool(cell=1 << level)[0].float().cpu().numpy()
+        allowed = {one: one.cells(whole, 1 << level) for one in {*self._allowed[batch]}}  # heads may share one
+        for head, one in enumerate(self._allowed[batch]):
+            found[head][~allowed[one]] = -1
+        return found
 
 
 class Subject:
@@ -242,11 +265,18 @@ class Subject:
 
         def make() -> Head:
             A = matrix.call.weights.select(batch, head).batched()
-            allowed = Allowed(matrix.mask, batch, head, matrix.N, matrix.M)
-            return Head(A, allowed, (call, batch, head), self.memory)
+            return Head(A, matrix.allowed(batch, head), (call, batch, head), self.memory)
 
         found: Head = self.memory.get((call, batch, head, "head"), make)
         return found
+
+    def thumbnails(self, call: int, batch: int, chosen: Sequence[int], cells: int) -> dict[int, Floats]:
+        """Return small pictures of some heads; those of short texts come from one pass over all heads of the call."""
+        matrix = self.matrices[call]
+        if matrix.N * matrix.M > SMALL:
+            return {head: self.head(call, batch, head).thumbnail(cells) for head in chosen}
+        every = self.memory.get((call, batch, "thumbnails", cells), lambda: matrix.thumbnails(batch, cells))
+        return {head: every[head] for head in chosen}
 
     def report(self, call: int) -> list[dict[str, Any]]:
         """Return the rows of ``lens.heads`` for one call."""

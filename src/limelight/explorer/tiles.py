@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from limelight.core.masks import Mask
 from limelight.matrix.base import Weights
@@ -26,15 +27,16 @@ def top_level(N: int, M: int) -> int:
     >>> top_level(256, 100), top_level(257, 100), top_level(32768, 32768)
     (0, 1, 7)
     """
-    return _level_within(max(N, M), SIDE)
+    return level_within(max(N, M), SIDE)
 
 
 def base_level(N: int, M: int) -> int:
     """Return the finest level whose cells are computed, and kept, for the whole matrix at once."""
-    return _level_within(max(N, M), _BASE)
+    return level_within(max(N, M), _BASE)
 
 
-def _level_within(n: int, cells: int) -> int:
+def level_within(n: int, cells: int) -> int:
+    """Return the finest level at which ``n`` places are at most so many cells."""
     level = 0
     while -(-n // 2**level) > cells:
         level += 1
@@ -96,14 +98,24 @@ def _extents(n: int, cell: int) -> NDArray[np.float64]:
 class Allowed:
     """The places that a mask allows, for one batch element and head."""
 
-    def __init__(self, mask: Mask | None, batch: int, head: int, N: int, M: int) -> None:
+    def __init__(self, spans: NDArray[np.int64] | None, dense: Tensor | None) -> None:
+        self._spans, self._dense = spans, dense  # (N, count, 2), (N, M)
+
+    @staticmethod
+    def of(mask: Mask | None, B: int, H: int, N: int, M: int) -> list[list[Allowed]]:
+        """Return what a mask allows by batch element and head; those that it treats alike share one."""
         spans, dense = (None, None) if mask is None else mask.lower(N, M)
-        self.N, self.M = N, M
-        self._spans = None if spans is None else spans[batch if len(spans) > 1 else 0].cpu().numpy()
-        self._dense = None
-        if dense is not None:
-            dense = dense[(None,) * (4 - dense.ndim)]
-            self._dense = dense[batch if dense.shape[0] > 1 else 0, head if dense.shape[1] > 1 else 0].expand(N, M)
+        rows = None if spans is None else spans.cpu().numpy()
+        full = None if dense is None else dense[(None,) * (4 - dense.ndim)].expand(-1, -1, N, M)
+        batches = max(1 if x is None else len(x) for x in (rows, full))
+        heads = 1 if full is None else full.shape[1]
+
+        def one(b: int, h: int) -> Allowed:
+            own = None if rows is None else rows[b % len(rows)]
+            return Allowed(own, None if full is None else full[b % len(full), h])
+
+        known = [[one(b, h) for h in range(heads)] for b in range(batches)]
+        return [[known[b % batches][h % heads] for h in range(H)] for b in range(B)]
 
     def cells(self, part: Rectangle, cell: int) -> NDArray[np.bool_]:
         """Return which ``cell × cell`` squares of a part hold at least one place that is allowed."""

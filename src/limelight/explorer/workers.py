@@ -3,17 +3,23 @@
 Quick questions cost what a part of a matrix costs, and take one core each: several are asked at a time. Slow ones pass
 over a whole matrix or run a model, on all cores. Those of the background do so without anyone waiting for them: on one
 core each, at the lowest priority, so that what is being looked at comes first.
+
+The interpreter must not end while a thread is inside a kernel: Python would end the thread in the middle of C++ code,
+which aborts the process. So whatever is under way is waited for at the exit, and whatever waits is dropped.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Barrier, Lock, Thread, get_native_id
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -22,15 +28,19 @@ from limelight.explorer.questions import BACKGROUND, QUICK, SLOW
 
 COUNTS = {QUICK: 8, SLOW: 2, BACKGROUND: 2}  # questions of a lane that are answered at a time
 _starting = Lock()
+_every: WeakSet[Workers] = WeakSet()
+_threads: WeakSet[Thread] = WeakSet()
 Work = Callable[[], Any]
+Queue = SimpleQueue[tuple[Future[Any], Work] | None]
 
 
 class Workers:
-    """Threads by lane, which start when they are needed and do not keep the process from ending."""
+    """Threads by lane, which start when they are needed."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str, SimpleQueue[tuple[Future[Any], Work] | None]] = {}
+        self._lanes: dict[str, Queue] = {}
         self._lock = Lock()
+        _every.add(self)
 
     def submit(self, lane: str, work: Work) -> Future[Any]:
         """Run ``work()`` in a lane."""
@@ -43,27 +53,56 @@ class Workers:
         return found
 
     def close(self) -> None:
-        """End the threads, after what they are doing."""
+        """Drop what waits, and end the threads after what they are doing."""
         with self._lock:
             for lane, queue in self._lanes.items():
+                for future in _drained(queue):
+                    future.cancel()
                 for _ in range(COUNTS[lane]):
                     queue.put(None)
             self._lanes.clear()
 
 
-def _start(lane: str, queue: SimpleQueue[tuple[Future[Any], Work] | None]) -> None:
+def wait_for_all(seconds: float | None = None) -> bool:
+    """Close all workers and wait for what they are doing; return whether they ended within so many seconds."""
+    for workers in list(_every):
+        workers.close()
+    end = None if seconds is None else time.monotonic() + seconds
+    for thread in list(_threads):
+        thread.join(None if end is None else max(0.0, end - time.monotonic()))
+    return not any(thread.is_alive() for thread in _threads)
+
+
+atexit.register(wait_for_all)
+
+
+def _drained(queue: Queue) -> list[Future[Any]]:
+    """Take everything out of a queue; return the futures of the jobs."""
+    found = []
+    while True:
+        try:
+            job = queue.get_nowait()
+        except Empty:
+            return found
+        if job is not None:
+            found.append(job[0])
+
+
+def _start(lane: str, queue: Queue) -> None:
     count = COUNTS[lane]
     ready = Barrier(count + 1)
     begin = {QUICK: _take_one_core, SLOW: lambda: None, BACKGROUND: _yield_to_others}[lane]
     with _starting:
         before = torch.get_num_threads()
         for n in range(count):
-            Thread(target=_serve, args=(queue, begin, ready), name=f"limelight-{lane}-{n}", daemon=True).start()
+            thread = Thread(target=_serve, args=(queue, begin, ready), name=f"limelight-{lane}-{n}", daemon=True)
+            _threads.add(thread)
+            thread.start()
         ready.wait()
         torch.set_num_threads(before)  # what threads that come later begin with
 
 
-def _serve(queue: SimpleQueue[tuple[Future[Any], Work] | None], begin: Callable[[], None], ready: Barrier) -> None:
+def _serve(queue: Queue, begin: Callable[[], None], ready: Barrier) -> None:
     begin()
     ready.wait()
     while (job := queue.get()) is not None:

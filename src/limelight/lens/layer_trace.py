@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +18,8 @@ _ROWS = 24
 class Step:
     """One step: a matrix ``(rows, cols)``, or one for each head ``(heads, rows, cols)``.
 
-    ``rows`` are the names of tokens; ``cols`` too, or None where columns are features.
+    ``rows`` are the names of tokens; ``cols`` too, or None where columns are features. ``of`` names the earlier steps
+    that it is computed from, as far as they are known.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Step:
     value: Tensor
     rows: Sequence[str]
     cols: Sequence[str] | None = None
+    of: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> str:
@@ -66,10 +68,21 @@ class LayerTrace:
     """The steps of a layer in order; ``trace["weights"]`` is the tensor of one, ``print(trace)`` shows all.
 
     ``trace.head(3)`` is the same with one head's matrices alone.
+
+    Args:
+        steps: the steps.
+        queries: names of the queries.
+        keys: names of the keys.
+        module: the name of the attention module.
+        scale: what the scores are multiplied by.
+
     """
 
-    def __init__(self, steps: Sequence[Step], queries: Sequence[str], keys: Sequence[str], module: str) -> None:
-        self.steps, self.queries, self.keys, self.module = list(steps), list(queries), list(keys), module
+    def __init__(
+        self, steps: Sequence[Step], queries: Sequence[str], keys: Sequence[str], module: str, scale: float
+    ) -> None:
+        self.steps, self.queries, self.keys = list(steps), list(queries), list(keys)
+        self.module, self.scale = module, scale
 
     def __getitem__(self, name: str) -> Tensor:
         found = next((step.value for step in self.steps if step.name == name), None)
@@ -83,7 +96,7 @@ class LayerTrace:
         if not 0 <= head < count:
             raise ValueError(f"there is no head {head}; there are 0 to {count - 1}")
         steps = [_of_head(step, head, count) if step.value.ndim == 3 else step for step in self.steps]
-        return LayerTrace(steps, self.queries, self.keys, self.module)
+        return LayerTrace(steps, self.queries, self.keys, self.module, self.scale)
 
     def pictures(self) -> list[Picture]:
         """Return every step as matrices with titles and names, to be drawn."""
@@ -114,4 +127,4 @@ class LayerTrace:
 
 def _of_head(step: Step, head: int, heads: int) -> Step:
     own = head * len(step.value) // heads  # several query heads may share a key head
-    return Step(step.name, f"{step.title}, head {head}", step.value[own], step.rows, step.cols)
+    return replace(step, title=f"{step.title}, head {head}", value=step.value[own])

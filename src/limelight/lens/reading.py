@@ -15,12 +15,11 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from limelight import models
-from limelight.lens.inputs import AttentionInputs, InputsRecorder
 from limelight.lens.record import Call, Record
 from limelight.lens.replay import Replay
 from limelight.lens.report import Heads, heads, is_separator
 from limelight.lens.sizes import model_sizes
-from limelight.lens.watching import watch, watch_with
+from limelight.lens.watching import watch
 from limelight.models.checkpoint import ARCHITECTURES, read_config
 from limelight.models.tokenizers import read_tokenizer
 from limelight.nn import LanguageModel, Seq2Seq
@@ -181,23 +180,13 @@ class Reader:
         self.tokenizer = load_tokenizer(folder)
         self._dense = not self.ours and has_own_attention(self.model)
 
-    def read(self, text: str, progress: Progress | None = None) -> Reading:
-        """Run the model on a text and record what it attends to."""
-        return self._read(text, watch(self.model, dense=self._dense), progress)
-
-    def read_with_inputs(self, text: str, name: str) -> tuple[Reading, AttentionInputs]:
-        """Read a text, and return what the attention of one module is computed from as well."""
-        recorder = InputsRecorder(self.model, name)
-        reading = self._read(text, watch_with(self.model, recorder, all_layers=False), None)
-        if recorder.inputs is None:
-            raise ValueError(f"{name} did not run, or computes its attention where it cannot be seen")
-        return reading, recorder.inputs
-
-    def count(self, text: str) -> int:
-        """Return the number of tokens of a text."""
-        return len(self.tokenizer.encode(text).ids)
-
-    def _read(self, text: str, watching: AbstractContextManager[Record], progress: Progress | None) -> Reading:
+    def read(
+        self,
+        text: str,
+        progress: Progress | None = None,
+        watching: AbstractContextManager[Record] | None = None,
+    ) -> Reading:
+        """Run the model on a text and record what it attends to: all of it, or what ``watching`` records."""
         ids = self.tokenizer.encode(text).ids
         if not ids:
             raise ValueError("the text has no tokens")
@@ -206,6 +195,7 @@ class Reader:
         source = torch.tensor([ids if most is None else ids[:most]])
         with torch.no_grad():
             target = write_target(self.model, source, self.ours, most, progress)
+            watching = watching or watch(self.model, dense=self._dense)
             with watching as record, _reporting(_layers(self.model), f"reading {source.shape[1]} tokens", progress):
                 likely = self._run(source, target)
         wrote = "" if target is None else self.tokenizer.decode(target[0].tolist())
@@ -221,6 +211,10 @@ class Reader:
             replay=Replay(self.model, self.tokenizer, source, target, self.ours, self._dense, most),
             reader=self,
         )
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens of a text."""
+        return len(self.tokenizer.encode(text).ids)
 
     def _run(self, source: Tensor, target: Tensor | None) -> Any:
         """Run the model; return the likeliest tokens after the text, where it predicts any."""

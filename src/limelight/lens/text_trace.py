@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from limelight.lens.layer_trace import LayerTrace
-from limelight.lens.reading import load_model, load_tokenizer, readable_tokens, write_target
-from limelight.lens.tracing import trace
+from limelight.lens.passes import layer_number
+from limelight.lens.reading import Reader, load_model, load_tokenizer, readable_tokens, write_target
+from limelight.lens.tracing import LayerTracer, layer_trace, trace
 
 _LONGEST = 512  # tokens: every step is kept, scores and weights of all heads among them
 
@@ -42,3 +43,15 @@ def trace_text(folder: str | Path, text: str, layer: int = 0, kind: str = "self"
         return trace(model, source, target[:, :-1], tokens=tokens, layer=layer, kind=kind)
     inputs = {"input_ids": source, "decoder_input_ids": target[:, :-1]}
     return trace(model, tokens=tokens, layer=layer, kind=kind, **inputs)
+
+
+def trace_call(reader: Reader, text: str, name: str) -> LayerTrace:
+    """Run a model that has been loaded on a text, and return every step of the layer of one attention call.
+
+    ``name`` is that of the call in a record of the model, such as ``decoder.layers.1.cross`` or ``layers.0#3``.
+    """
+    tracer = LayerTracer(reader.model, layer_number(name), wanted=name)
+    reading = reader.read(text, watching=tracer.watching())
+    if tracer.chosen is None:
+        raise ValueError(f"{name} did not run, or computes its attention where it cannot be seen")
+    return layer_trace(tracer, tracer.chosen, reading.names(reading.record.log[-1]))

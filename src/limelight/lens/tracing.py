@@ -14,6 +14,7 @@ from limelight.core import reference
 from limelight.core.problem import AttentionSpec
 from limelight.lens.layer_trace import LayerTrace, Step
 from limelight.lens.passes import layer_number
+from limelight.lens.record import Record
 from limelight.lens.recorder import Recorder
 from limelight.lens.watching import watch_with
 from limelight.matrix import steps as calls
@@ -34,6 +35,12 @@ class _Call:
     v: Tensor
     options: dict[str, Any]
 
+    @property
+    def scale(self) -> float:
+        """The number that the scores are multiplied by."""
+        given = self.options.get("scale")
+        return float(self.q.shape[-1] ** -0.5 if given is None else given)
+
 
 @dataclass(frozen=True)
 class _Event:
@@ -45,17 +52,26 @@ class _Event:
     output: Tensor | None
 
 
-class _Tracer(Recorder):
-    """A recorder that keeps the tensors of one layer's attention calls and of the modules around them."""
+class LayerTracer(Recorder):
+    """A recorder that keeps the tensors of one layer's attention calls and of the modules around them.
 
-    def __init__(self, model: nn.Module, layer: int | None) -> None:
-        super().__init__(model, is_wanted=lambda name: False)
+    Args:
+        model: the model.
+        layer: the number of the layer; None for a model that has one alone.
+        wanted: the name of an attention call, as a record has it, that is recorded and kept as ``chosen``.
+
+    """
+
+    def __init__(self, model: nn.Module, layer: int | None, wanted: str | None = None) -> None:
+        super().__init__(model, is_wanted=lambda found: found.name == wanted)
         self.layer = layer
         self.calls: list[_Call] = []
+        self.chosen: _Call | None = None
         self.events: list[_Event | _Call] = []  # in the order in which modules began (calls) and ended (events)
 
     def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Compute attention, and keep what it was computed from."""
+        recorded = len(self.record.log)
         out = super().attend(module, q, k, v, **options)
         name = self._names[module]
         if self.layer in (None, layer_number(name)):
@@ -64,10 +80,18 @@ class _Tracer(Recorder):
             kept = _Call(module, name, kind, q.detach(), k.detach(), v.detach(), spec)
             self.calls.append(kept)
             self.events.append(kept)
+            if len(self.record.log) > recorded:
+                self.chosen = kept
         return out
 
     @contextmanager
-    def hooked(self) -> Iterator[None]:
+    def watching(self) -> Iterator[Record]:
+        """Keep what the model computes inside a ``with`` block."""
+        with watch_with(self.model, self) as record, self._hooked():
+            yield record
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
         """Keep inputs and outputs of the modules of the layer, and of those that belong to no layer."""
 
         def after(name: str) -> Callable[..., None]:
@@ -144,13 +168,13 @@ def trace(
         return calls.trace(q, *inputs, tokens=tokens, **options)
     if kind not in ("self", "cross"):
         raise ValueError(f"trace: kind = {kind!r}; there are 'self' and 'cross'")
-    tracer = _Tracer(q, layer)
-    with torch.no_grad(), watch_with(q, tracer), tracer.hooked():
+    tracer = LayerTracer(q, layer)
+    with torch.no_grad(), tracer.watching():
         q(*inputs, **options)
-    return _layer_trace(tracer, _choose_call(tracer, kind), tokens)
+    return layer_trace(tracer, _choose_call(tracer, kind), tokens)
 
 
-def _choose_call(tracer: _Tracer, kind: str) -> _Call:
+def _choose_call(tracer: LayerTracer, kind: str) -> _Call:
     found = [call for call in tracer.calls if call.kind == kind]
     layers = {layer_number(call.name) for call in found}
     if not found:
@@ -166,7 +190,8 @@ def _choose_call(tracer: _Tracer, kind: str) -> _Call:
     return found[0]
 
 
-def _layer_trace(tracer: _Tracer, call: _Call, tokens: Any) -> LayerTrace:
+def layer_trace(tracer: LayerTracer, call: _Call, tokens: Any) -> LayerTrace:
+    """Return the steps of the layer that an attention call is in."""
     queries, keys = calls.names(tokens, call.q.shape[2], call.k.shape[2])
     builder = _Builder(queries, keys)
     block = _block_name(call.name)
@@ -176,20 +201,24 @@ def _layer_trace(tracer: _Tracer, call: _Call, tokens: Any) -> LayerTrace:
     if block:
         outside = [e for e in before if layer_number(e.name) is None]
         encoders = [n for n, e in enumerate(outside) if e.name.split(".")[-1] == "encoder"]
-        # What ran before the encoder's end is the source, of which cross-attention sees the encoder's output alone.
-        builder.add_embeddings(outside[encoders[-1] + 1 :] if encoders and call.kind == "cross" else outside)
+        # What ran before the encoder's end is the source, of which a decoder sees the encoder's output alone.
+        builder.add_embeddings(outside[encoders[-1] + 1 :] if encoders else outside)
+        ended = [n for n, e in enumerate(before) if e.name == block]  # earlier passes through a shared block
+        before = before[ended[-1] + 1 :] if ended else before
     whole = next((e for e in after if e.name == block), None)
     inside = [e for e in before if _is_inside(e, block) and _is_leaf(e)]
     builder.add_input(whole, block)
     for event in inside:
         builder.add_module(event, block, of_keys=call.kind == "cross")
-    builder.add_call(call)
-    following = [e for e in after if _is_inside(e, block) and _is_leaf(e)]
+    attention = next((e for e in after if e.module is call.module and e.input is not None), None)
+    builder.add_call(call, None if attention is None or attention.input is None else builder.find(attention.input))
+    end = next((n for n, e in enumerate(after) if block and e.name == block), len(after))
+    following = [e for e in after[:end] if _is_inside(e, block) and _is_leaf(e)]
     builder.add_output_projection(call, following, block)
     for event in following:
         builder.add_module(event, block)
     builder.add_result(whole)
-    return LayerTrace(builder.steps, queries, keys, call.name)
+    return LayerTrace(builder.steps, queries, keys, call.name, call.scale)
 
 
 def _block_name(name: str) -> str:
@@ -215,13 +244,20 @@ class _Builder:
         self.steps: list[Step] = []
         self._known: list[tuple[str, Tensor]] = []
 
-    def add(self, name: str, title: str, value: Tensor, cols: Sequence[str] | None = None) -> None:
+    def add(
+        self,
+        name: str,
+        title: str,
+        value: Tensor,
+        cols: Sequence[str] | None = None,
+        of: Sequence[str | None] = (),
+    ) -> None:
         """Append a step whose rows are queries or keys."""
         rows = self.keys if name in ("k", "v") or value.shape[-2] != len(self.queries) else self.queries
         unique, n = name, 2
         while any(step.name == unique for step in self.steps):
             unique, n = f"{name} {n}", n + 1
-        self.steps.append(Step(unique, title, value, rows, cols))
+        self.steps.append(Step(unique, title, value, rows, cols, tuple(source for source in of if source is not None)))
 
     def add_embeddings(self, events: Sequence[_Event]) -> None:
         """Append what the modules before the first layer return."""
@@ -244,31 +280,31 @@ class _Builder:
             return
         name = event.name.removeprefix(f"{block}.") or event.name
         self._explain(event.input, name)
-        self._keep(name, f"{name}: {_describe(event.module)}", event.output)
+        self._keep(name, f"{name}: {_describe(event.module)}", event.output, [self.find(event.input)])
 
-    def add_call(self, call: _Call) -> None:
-        """Append the steps of the attention call, all heads at once."""
+    def add_call(self, call: _Call, reads: str | None) -> None:
+        """Append the steps of the attention call, all heads at once; it reads the step of this name."""
         q, k, v = (x[0] for x in (call.q, call.k, call.v))
         found = reference.steps(q, k, v, **_unbatched(call.options))
-        scale = call.options.get("scale")
-        scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
         softcap, bias, mask = (call.options.get(n) for n in ("softcap", "bias", "mask"))
-        self.add("q", "q, the queries of each head", q)
-        self.add("k", "k, the keys of each head", k)
-        self.add("v", "v, the values of each head", v)
-        self.add("scores", "scores = q kᵀ", found.scores, self.keys)
-        self.add("scaled", f"scaled = {scale:.4g} · scores", found.scaled, self.keys)
+        for name, title, x in (("q", "queries", q), ("k", "keys", k), ("v", "values", v)):
+            self.add(
+                name, f"{name}, the {title} of each head", x, of=[reads if call.kind == "self" or x is q else None]
+            )
+        self.add("scores", "scores = q kᵀ", found.scores, self.keys, ["q", "k"])
+        self.add("scaled", f"scaled = {call.scale:.4g} · scores", found.scaled, self.keys, ["scores"])
         if softcap is not None:
-            self.add("capped", f"capped = {softcap:g} · tanh(scaled / {softcap:g})", found.capped, self.keys)
+            title = f"capped = {softcap:g} · tanh(scaled / {softcap:g})"
+            self.add("capped", title, found.capped, self.keys, [self.steps[-1].name])
         if bias is not None:
-            self.add("biased", "biased = capped + bias", found.biased, self.keys)
+            self.add("biased", "biased = capped + bias", found.biased, self.keys, [self.steps[-1].name])
         if mask is not None:
-            self.add("masked", "masked: −∞ where the mask forbids", found.masked, self.keys)
-        self.add("weights", "weights = softmax, by row", found.weights, self.keys)
+            self.add("masked", "masked: −∞ where the mask forbids", found.masked, self.keys, [self.steps[-1].name])
+        self.add("weights", "weights = softmax, by row", found.weights, self.keys, [self.steps[-1].name])
         assert found.output is not None
-        self.add("heads", "output of each head = weights v", found.output)
-        concatenated = found.output.transpose(0, 1).flatten(1)
-        self._keep("concatenated", "concatenated: the outputs of the heads, next to each other", concatenated[None])
+        self.add("heads", "output of each head = weights v", found.output, of=["weights", "v"])
+        title = "concatenated: the outputs of the heads, next to each other"
+        self._keep("concatenated", title, found.output.transpose(0, 1).flatten(1)[None], ["heads"])
 
     def add_output_projection(self, call: _Call, following: list[_Event], block: str) -> None:
         """Append what each head adds to the result, where a linear module reads the concatenated heads."""
@@ -280,9 +316,10 @@ class _Builder:
             # Linear stores (out, in); Conv1D of transformers (in, out).
             W = weight.detach() if type(event.module).__name__ == "Conv1D" else weight.detach().T
             heads = next(step.value for step in self.steps if step.name == "heads")
-            parts = heads @ W.unflatten(0, (len(heads), -1))
+            parts = heads @ W.to(heads.dtype).unflatten(0, (len(heads), -1))
             name = event.name.removeprefix(f"{block}.")
-            self.add("contributions", f"part of each head in the result = its output · its rows of W_O ({name})", parts)
+            title = f"part of each head in the result = its output · its rows of W_O ({name})"
+            self.add("contributions", title, parts, of=["heads"])
             return
 
     def add_result(self, whole: _Event | None) -> None:
@@ -292,30 +329,36 @@ class _Builder:
 
     def _explain(self, x: Tensor, reader: str) -> None:
         """Append a tensor that no earlier step gave: as a sum of two of them, or as what a module reads."""
-        if x.ndim != 3 or self._find(x) is not None:
+        if x.ndim != 3 or self.find(x) is not None:
             return
         for n, (name, a) in enumerate(self._known):
             for other, b in self._known[n + 1 :]:
                 if a.shape == b.shape == x.shape and _is_same(a + b, x):
-                    self._keep("residual", f"residual = {name} + {other}", x)
+                    self._keep("residual", f"residual = {name} + {other}", x, [name, other])
                     return
         if reader == "the output":
             self._keep("output", "output", x)
         else:
             self._keep(f"input of {reader}", f"what {reader} reads", x)
 
-    def _keep(self, name: str, title: str, x: Tensor) -> None:
+    def _keep(self, name: str, title: str, x: Tensor, of: Sequence[str | None] = ()) -> None:
         """Append a step of the whole sequence, ``(1, rows, width)``, and remember it under its name."""
-        self.add(name, title, x[0].detach())
+        self.add(name, title, x[0].detach(), of=of)
         self._known.append((self.steps[-1].name, x.detach()))
 
-    def _find(self, x: Tensor) -> str | None:
+    def find(self, x: Tensor) -> str | None:
+        """Return the name of the step that a tensor equals."""
         return next((name for name, y in self._known if y.shape == x.shape and _is_same(x, y)), None)
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
     """Return True if two tensors are equal up to the rounding of another order of summation."""
-    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5 * float(b.abs().max() + 1e-30))
+    if a.shape != b.shape:
+        return False
+    eps = max(torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0 for x in (a, b))
+    relative = max(1e-4, 4 * eps)
+    a, b = a.double(), b.double()
+    return torch.allclose(a, b, rtol=relative, atol=max(1e-5, 2 * eps) * float(b.abs().max() + 1e-30))
 
 
 def _unbatched(options: dict[str, Any]) -> dict[str, Any]:

@@ -26,8 +26,8 @@ def thumbnails(subject: Subject, arguments: Arguments) -> Answer:
     matrix = arguments.matrix(subject)
     batch, first = arguments.batch(matrix), arguments.whole("head", 0, matrix.H - 1)
     count = arguments.whole("count", 1, min(_TOGETHER, matrix.H - first), 1)
-    found = {str(h): subject.head(matrix.number, batch, h).thumbnail(_CELLS) for h in range(first, first + count)}
-    return Answer({}, found)
+    found = subject.thumbnails(matrix.number, batch, range(first, first + count), _CELLS)
+    return Answer({}, {str(head): cells for head, cells in found.items()})
 
 
 @question("report", BACKGROUND)

@@ -13,6 +13,7 @@ from limelight.core.examples import EMBEDDINGS, TOKENS, W_K, W_Q, W_V
 from limelight.core.masks import Causal, Mask, Window
 from limelight.explorer.questions import SLOW, Answer, Arguments, RefusedError, question
 from limelight.explorer.subject import Subject, strongest
+from limelight.lens.text_trace import trace_call
 from limelight.matrix.lazy import LazyWeights
 from limelight.matrix.steps import trace
 
@@ -119,7 +120,7 @@ def query(subject: Subject, arguments: Arguments) -> Answer:
 
 @question("own", SLOW)
 def own(subject: Subject, arguments: Arguments) -> Answer:
-    """Run the model on a text, and return every step of one head, from the layer's input to the head's output."""
+    """Run the model on a text, and return every step of a layer; of steps that heads have their own of, one head's."""
     if subject.reader is None:
         raise RefusedError("the model is not at hand, only what it attended to; limelight explore --model has it")
     matrix = arguments.matrix(subject)
@@ -129,27 +130,27 @@ def own(subject: Subject, arguments: Arguments) -> Answer:
         raise RefusedError(f"the text has {count} tokens; write at most {_TOKENS}")
     with subject.running:
         try:
-            reading, found = subject.reader.read_with_inputs(text, matrix.call.name)
+            traced = trace_call(subject.reader, text, matrix.call.name)
         except ValueError as error:
             raise RefusedError(str(error)) from None
-    call = reading.record.log[-1]
-    queries, keys = reading.names(call)
-    with torch.no_grad():
-        q, k, v = (x.float() for x in (found.q, found.k, found.v))
-        traced = trace(q, k, v, tokens=(queries, keys), **found.options)
-    group = found.q.shape[1] // found.k.shape[1]
-    arrays = {name: getattr(traced, name)[0, head // group if name in ("k", "v") else head] for name in traced.shown}
-    if found.x is not None:
-        arrays = {"x": found.x[0], **arrays}
-    scale = found.options.get("scale")
+    steps, arrays = [], {}
+    for step, whole in zip(traced.head(head).steps, traced.steps, strict=True):
+        described = {"name": step.name, "title": whole.title, "sizes": whole.sizes, "each": whole.value.ndim == 3}
+        steps.append({**described, "rows": list(step.rows), "square": step.cols is not None, "of": step.of})
+        arrays[step.name] = step.value
+        if step.name == "contributions":
+            lengths = whole.value.double().norm(dim=-1).T  # (tokens, heads)
+            names = [str(h) for h in range(len(whole.value))]
+            told = {"name": "lengths", "title": "length of each head's part", "sizes": f"{len(lengths)} × {len(names)}"}
+            steps.append({**told, "each": False, "rows": list(step.rows), "square": False, "of": ["contributions"]})
+            arrays["lengths"] = lengths
     return Answer(
         {
-            "queries": list(queries),
-            "keys": list(keys),
-            "module": call.name,
-            "scale": float(found.q.shape[-1] ** -0.5 if scale is None else scale),
-            "softcap": found.options.get("softcap"),
-            "sink": "sink" in found.options,
+            "queries": traced.queries,
+            "keys": traced.keys,
+            "module": traced.module,
+            "steps": steps,
+            "scale": traced.scale,
         },
         {name: x.detach().float().cpu().numpy() for name, x in arrays.items()},
     )

@@ -21,7 +21,7 @@ const TELLS = {
 class StepsRoom {
   constructor(app, element) {
     Object.assign(this, { app, element, at: null });
-    const views = [["example", "A worked example"], ["own", "A head, your text"], ["model", "A query of this text"]].filter(([show]) => show !== "own" || app.subject.reads);
+    const views = [["example", "A worked example"], ["own", "A layer, your text"], ["model", "A query of this text"]].filter(([show]) => show !== "own" || app.subject.reads);
     this.tabs = segments("What is worked out", views, views.some(([show]) => show === app.state.show) ? app.state.show : "example", (show) => {
       app.go({ show: show === "example" ? null : show });
       this.#open();

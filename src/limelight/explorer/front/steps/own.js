@@ -1,19 +1,29 @@
-// Every step of a real head for a text of one's own: from the layer's input to the head's output.
+// Every step of a layer of the model for a text of one's own: from the tokens to the layer's output.
 import { Scale, ink, picture } from "../colour.js";
-import { dropdown, h, settled, shown, weight } from "../dom.js";
+import { dropdown, h, settled, shown } from "../dom.js";
+import { explained, number } from "./explained.js";
 import { csv, escaped, png, saveMenu } from "../save.js";
 
 const EXAMPLE = "The cat is sleeping on the table because it is tired.";
 const NUMBERED = 14; // tokens, up to which square matrices show their numbers
+const WIDE = 520; // pixels of a matrix whose columns are features
 const TELLS = {
-  x: ["x", "The vectors that come into the layer."], q: ["q = x W_Q", "Queries: what each token looks for."], k: ["k = x W_K", "Keys: what each token offers."], v: ["v = x W_V", "Values: what each token passes on."],
-  scores: ["scores = q kᵀ", "How well every query fits every key."], scaled: ["scaled", "Smaller numbers, so that no key takes all."], capped: ["capped = c · tanh(scaled / c)", "Kept within bounds."],
-  biased: ["biased = scaled + bias", "What depends on the distance."], masked: ["masked", "−∞ where a query may not look."], weights: ["weights = softmax(masked)", "Shares: every row sums to 1."], output: ["output = weights v", "A mixture of values, by these shares."],
+  x: "The vectors that come into the layer.", q: "What each token looks for.", k: "What each token offers.", v: "What each token passes on.",
+  scores: "How well every query fits every key.", scaled: "Smaller numbers, so that no key takes all.", capped: "Kept within bounds.", biased: "What depends on the distance.",
+  masked: "−∞ where a query may not look.", weights: "Shares: every row sums to 1.", heads: "A mixture of values, by these shares.",
+  concatenated: "The frame is this head’s slice.", contributions: "What this head adds to each token.", lengths: "Which head adds most to which token.",
 };
-const GROUPS = [
-  ["Vectors come in", ["x"]], ["Queries, keys and values", ["q", "k", "v"]], ["Scores", ["scores", "scaled", "capped", "biased"]], ["Shares", ["masked", "weights"]], ["Output", ["output"]],
-];
-const number = (x) => (x === -Infinity ? "−∞" : x.toFixed(Math.abs(x) < 10 ? 2 : 1).replace("-", "−"));
+const HEAD = new Set(["q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "contributions"]);
+
+/** The part of the layer that a step belongs to. Steps come in order: embeddings, x, …, q, …, heads, …, W_O, … */
+function parts(steps) {
+  const place = (name) => steps.findIndex((step) => step.name === name), x = place("x"), q = place("q"), heads = place("heads");
+  const after = steps.findIndex((step, n) => n > heads && step.of.includes("concatenated") && step.name !== "lengths" && step.name !== "contributions");
+  const ends = [["Tokens become vectors", Math.max(0, x)], ["The layer reads them", q], ["Queries, keys and values of this head", place("scores")], ["Scores", place("scaled") + 1 + (place("capped") > 0) + (place("biased") > 0)],
+    ["Shares", heads], ["This head’s output", heads + 1], ["All heads together", (after < 0 ? Math.max(place("lengths"), place("concatenated")) : after) + 1], ["Residual, norm and feed-forward", steps.length]];
+  let from = 0;
+  return ends.map(([title, end]) => [title, steps.slice(from, (from = Math.max(from, end)))]).filter(([, own]) => own.length);
+}
 
 export class OwnView {
   #asked = null;
@@ -22,7 +32,7 @@ export class OwnView {
     Object.assign(this, { app, body, controls, told });
     this.field = h("input", { type: "text", class: "own-text", maxlength: 400, value: app.state.own ?? EXAMPLE, "aria-label": "Your own text", oninput: settled(() => this.#changed(), 300) });
     this.where = h("span", {});
-    controls.replaceChildren(this.where, saveMenu(() => "steps of a head", { PNG: () => png(this.#drawing()), SVG: () => this.#drawing(), CSV: () => this.#table() }));
+    controls.replaceChildren(this.where, saveMenu(() => "steps of a layer", { PNG: () => png(this.#drawing()), SVG: () => this.#drawing(), CSV: () => this.#table() }));
     this.content = h("div", { class: "own-steps" });
     body.replaceChildren(h("label", { class: "own-label" }, h("span", { class: "soft" }, "Your text"), this.field), this.content);
     this.update();
@@ -60,21 +70,32 @@ export class OwnView {
     this.told.textContent = text;
   }
 
+  #step(name) {
+    return this.found.data.steps.find((step) => step.name === name);
+  }
+
+  /** The names of the rows and columns of a step. */
   #names(name) {
-    const { queries, keys } = this.found.data, width = (n) => Array.from({ length: n }, (_, d) => String(d));
-    const rows = name === "k" || name === "v" ? keys : queries, [high, wide] = this.found.arrays[name].shape;
-    const square = !["x", "q", "k", "v", "output"].includes(name);
-    // The input of a decoder's cross-attention has a row for each query.
-    return [name === "x" && high !== queries.length ? width(high) : rows, square ? keys : width(wide), square];
+    const { rows, square } = this.#step(name), { keys } = this.found.data;
+    return [rows, square ? keys : Array.from({ length: this.found.arrays[name].shape[1] }, (_, d) => String(d))];
   }
 
   #show() {
-    const { arrays } = this.found;
+    const { queries, steps, module } = this.found.data, last = queries.length - 1;
     this.marks = {};
-    let n = 0;
-    this.content.replaceChildren(...GROUPS.filter(([, names]) => names.some((name) => arrays[name])).map(([title, names]) =>
-      h("section", { class: "step" }, h("h2", {}, h("b", {}, ++n), title), h("div", { class: "matrices own" }, names.filter((name) => arrays[name]).map((name) => this.#matrix(name))))));
-    this.#explain("weights", this.found.data.queries.length - 1, this.#strongest(this.found.data.queries.length - 1));
+    this.content.replaceChildren(h("p", { class: "soft small" }, `${module}, ${steps.length} steps. Point at a number to see what it is made of.`), ...parts(steps).map(([title, own], n) =>
+      h("section", { class: "step" }, h("h2", {}, h("b", {}, n + 1), title), h("div", { class: "matrices own" }, own.map((step) => this.#matrix(step))))));
+    this.#slice();
+    this.#explain("weights", last, this.#strongest(last));
+  }
+
+  /** Frames the slice of the concatenated outputs that is this head's. */
+  #slice() {
+    const at = this.marks.concatenated, width = this.found.arrays.heads?.shape[1];
+    if (!at || !width) return;
+    const frame = h("i", { class: "mark-slice" });
+    at.mark.before(frame);
+    at.place(frame, 0, this.app.state.head * width, at.rows, width);
   }
 
   #strongest(row) {
@@ -83,17 +104,18 @@ export class OwnView {
   }
 
   /** A matrix as cells on a canvas, below it a frame for what is chosen; arrow keys move from cell to cell. */
-  #matrix(name) {
-    const { values, shape: [rows, cols] } = this.found.arrays[name], [rowNames, colNames, square] = this.#names(name);
-    const side = square ? (rows <= NUMBERED && cols <= NUMBERED ? 38 : Math.max(9, Math.min(22, Math.floor(560 / Math.max(rows, cols))))) : 22;
-    const wide = square ? side : Math.max(2, Math.min(10, Math.floor((name === "x" ? 1060 : 330) / cols))), high = square ? Math.min(side, 26) : Math.max(11, Math.min(name === "x" ? 13 : 18, Math.floor(420 / rows)));
-    const canvas = h("canvas", { tabindex: 0, role: "application", "aria-roledescription": "matrix", "aria-label": `${TELLS[name][0]}: use the arrow keys` });
+  #matrix({ name, title, sizes, square, each }) {
+    const { values, shape: [rows, cols] } = this.found.arrays[name], [rowNames, colNames] = this.#names(name);
+    const side = rows <= NUMBERED && cols <= NUMBERED ? 38 : Math.max(9, Math.min(22, Math.floor(560 / Math.max(rows, cols)))), numbered = square && side >= 38;
+    const wide = square ? side : Math.min(HEAD.has(name) && name !== "contributions" ? 10 : 14, WIDE / cols), high = square ? Math.min(side, 26) : Math.max(11, Math.min(18, Math.floor(420 / rows)));
+    const canvas = h("canvas", { tabindex: 0, role: "application", "aria-roledescription": "matrix", "aria-label": `${title}: use the arrow keys` });
     const mark = h("i", { class: "mark-cell", hidden: true }), terms = h("i", { class: "mark-terms", hidden: true }), others = h("i", { class: "mark-others", hidden: true });
     const grid = h("div", { class: "own-grid", style: { width: `${wide * cols}px`, height: `${high * rows}px` } }, canvas, terms, others, mark);
     Object.assign(canvas.style, { width: `${wide * cols}px`, height: `${high * rows}px` });
-    this.#paint(canvas, name, wide, high, square && side >= 38);
+    const paint = () => this.#paint(canvas, name, wide, high, numbered);
+    paint();
     const place = (element, top, left, tall, broad) => { element.hidden = false; Object.assign(element.style, { top: `${top * high}px`, left: `${left * wide}px`, height: `${tall * high}px`, width: `${broad * wide}px` }); };
-    const at = this.marks[name] = { rows, cols, mark, terms, others, place, i: 0, j: 0, repaint: () => this.#paint(canvas, name, wide, high, square && side >= 38) };
+    const at = this.marks[name] = { rows, cols, mark, terms, others, place, i: 0, j: 0, repaint: paint };
     const point = (event) => {
       const box = canvas.getBoundingClientRect(), i = Math.floor((event.clientY - box.top) / high), j = Math.floor((event.clientX - box.left) / wide);
       if (i >= 0 && j >= 0 && i < rows && j < cols) this.#explain(name, i, j);
@@ -107,21 +129,25 @@ export class OwnView {
       event.preventDefault();
       this.#explain(name, Math.max(0, Math.min(rows - 1, at.i + down)), Math.max(0, Math.min(cols - 1, at.j + right)));
     });
-    const labels = h("div", { class: "own-rows", "aria-hidden": "true" }, rowNames.map((token) => h("span", { style: { height: `${high}px`, lineHeight: `${high}px` } }, shown(token))));
-    const head = square ? h("div", { class: "own-cols", "aria-hidden": "true" }, colNames.map((token) => h("span", { style: { width: `${wide}px` } }, h("b", {}, shown(token))))) : h("div", { class: "own-width soft", "aria-hidden": "true" }, `${cols} numbers each`);
-    return h("figure", { class: "matrix own" }, h("figcaption", {}, h("code", {}, name === "scaled" ? `scaled = ${this.found.data.scale.toPrecision(3)} · scores` : TELLS[name][0]), h("span", { class: "soft" }, TELLS[name][1])),
-      h("div", { class: "own-frame" }, h("div", { class: square ? "own-corner" : "own-corner flat" }), head, labels, grid));
+    const line = { height: `${high}px`, lineHeight: `${high}px` };
+    const labels = h("div", { class: "own-rows", "aria-hidden": "true" }, rowNames.map((token) => h("span", { style: line, title: shown(token) }, shown(token))));
+    const head = square ? h("div", { class: "own-cols", "aria-hidden": "true" }, colNames.map((token) => h("span", { style: { width: `${wide}px` } }, h("b", {}, shown(token))))) : h("div", { class: "own-width soft", "aria-hidden": "true" }, name === "lengths" ? `${cols} heads` : `${cols} numbers each`);
+    const sum = (i) => values.subarray(i * cols, (i + 1) * cols).reduce((a, b) => a + b, 0);
+    const sums = name === "weights" ? h("div", { class: "own-sums" }, Array.from({ length: rows }, (_, i) => h("span", { style: line }, `Σ ${sum(i).toFixed(3)}`))) : "";
+    const { head: chosen } = this.app.state;
+    return h("figure", { class: "matrix own" }, h("figcaption", {}, h("code", {}, title), h("span", { class: "soft" }, `${each ? `head ${chosen} of ` : ""}${sizes}`), TELLS[name] ? h("span", { class: "soft" }, TELLS[name]) : ""),
+      h("div", { class: "own-frame" }, h("div", { class: square ? "own-corner" : "own-corner flat" }), head, labels, h("div", { class: "own-line" }, grid, sums)));
   }
 
   #paint(canvas, name, wide, high, numbered) {
-    const { values, shape: [rows, cols] } = this.found.arrays[name], ratio = devicePixelRatio || 1, signed = name !== "weights";
+    const { values, shape: [rows, cols] } = this.found.arrays[name], ratio = devicePixelRatio || 1, signed = name !== "weights" && name !== "lengths";
     let most = 0;
     for (const v of values) if (Number.isFinite(v) && Math.abs(v) > most) most = Math.abs(v);
-    const scale = new Scale(signed ? "linear" : "sqrt", signed ? most : 1, this.app.theme, signed), cells = Float32Array.from(values, (v) => (Number.isFinite(v) ? v : NaN));
+    const scale = new Scale(signed ? "linear" : "sqrt", name === "weights" ? 1 : most, this.app.theme, signed), cells = Float32Array.from(values, (v) => (Number.isFinite(v) ? v : NaN));
     const small = picture(cells, [rows, cols], scale), pen = canvas.getContext("2d");
     canvas.width = Math.round(wide * cols * ratio);
     canvas.height = Math.round(high * rows * ratio);
-    pen.imageSmoothingEnabled = false;
+    pen.imageSmoothingEnabled = wide * ratio < 1; // several columns share a pixel
     pen.drawImage(small, 0, 0, canvas.width, canvas.height);
     if (!numbered) return;
     pen.scale(ratio, ratio);
@@ -138,45 +164,20 @@ export class OwnView {
 
   /** What a number is made of: in words, and by frames around the numbers that it comes from. */
   #explain(name, i, j) {
-    const { arrays, data } = this.found, { queries, keys } = data, at = (step, a, b) => arrays[step].values[a * arrays[step].shape[1] + b];
+    const { arrays } = this.found, step = this.#step(name);
     for (const m of Object.values(this.marks)) m.mark.hidden = m.terms.hidden = m.others.hidden = true;
     const own = this.marks[name];
     Object.assign(own, { i, j });
     own.place(own.mark, i, j, 1, 1);
-    const row = (step, a) => this.marks[step]?.place(this.marks[step].terms, a, 0, 1, arrays[step].shape[1]);
-    const other = (step, top, left, tall, broad) => this.marks[step]?.place(this.marks[step].others, top, left, tall, broad);
-    const token = (list, n) => `“${shown(list[n])}”`, width = arrays.q.shape[1], before = { scaled: "scores", capped: "scaled", biased: arrays.capped ? "capped" : "scaled", masked: arrays.biased ? "biased" : arrays.capped ? "capped" : "scaled" }[name];
-    let text = "";
-    if (name === "x") text = `number ${j} of the vector of ${token(queries, i)} that comes into the layer: ${number(at("x", i, j))}`;
-    else if (["q", "k", "v"].includes(name)) {
-      if (arrays.x && arrays.x.shape[0] === arrays[name].shape[0]) row("x", i);
-      text = `number ${j} of the ${{ q: "query", k: "key", v: "value" }[name]} of ${token(name === "q" ? queries : keys, i)}: the products of its vector with a column of W_${name.toUpperCase()}, added up: ${number(at(name, i, j))}`;
-    } else if (name === "scores") {
-      row("q", i);
-      other("k", j, 0, 1, arrays.k.shape[1]);
-      const products = Array.from({ length: width }, (_, d) => at("q", i, d) * at("k", j, d)).sort((a, b) => Math.abs(b) - Math.abs(a));
-      text = `query of ${token(queries, i)} · key of ${token(keys, j)} = ${number(at("scores", i, j))}: ${width} products, the largest ${products.slice(0, 3).map(number).join(", ")}`;
-    } else if (before) {
-      this.marks[before].place(this.marks[before].terms, i, j, 1, 1);
-      text = at(name, i, j) === -Infinity ? `${token(queries, i)} may not look at ${token(keys, j)}` : name === "scaled" ? `${data.scale.toPrecision(3)} · ${number(at("scores", i, j))} = ${number(at("scaled", i, j))}` : `${name}: ${number(at(before, i, j))} becomes ${number(at(name, i, j))}`;
-    } else if (name === "weights") {
-      const from = ["masked", "biased", "capped", "scaled"].find((step) => arrays[step]), x = at(from, i, j);
-      row(from, i);
-      let sum = 0;
-      for (let b = 0; b < keys.length; b++) sum += Math.exp(at(from, i, b));
-      text = `${token(queries, i)} looks at ${token(keys, j)} with ${weight(at("weights", i, j))}${data.sink ? "" : ` = exp(${number(x)}) / ${sum.toPrecision(3)}, the sum of the exponentials of its row`}`;
-    } else if (name === "output") {
-      row("weights", i);
-      other("v", 0, j, arrays.v.shape[0], 1);
-      const terms = keys.map((_, b) => [at("weights", i, b), at("v", b, j)]).sort((a, b) => Math.abs(b[0] * b[1]) - Math.abs(a[0] * a[1])).slice(0, 3);
-      text = `number ${j} of the output of ${token(queries, i)}: ${number(at("output", i, j))} = ${terms.map(([w, v]) => `${weight(w)} · ${number(v)}`).join(" + ")}${keys.length > 3 ? " + …" : ""}`;
-    }
-    this.#tell(text);
+    const at = (of, a, b) => arrays[of].values[a * arrays[of].shape[1] + b];
+    const mark = (of, top, left, tall, broad, kind = "terms") => this.marks[of]?.place(this.marks[of][kind], top, left, tall, broad);
+    const row = (of, a, kind) => arrays[of] && mark(of, a, 0, 1, arrays[of].shape[1], kind);
+    this.#tell(explained({ name, step, i, j, at, mark, row, arrays, data: this.found.data, head: this.app.state.head }));
   }
 
   #table() {
     const { arrays } = this.found, rows = [["step", "row", "row_name", "column", "column_name", "value"]];
-    for (const name of Object.keys(TELLS).filter((step) => arrays[step])) {
+    for (const name of Object.keys(arrays)) {
       const [rowNames, colNames] = this.#names(name), [, cols] = arrays[name].shape;
       arrays[name].values.forEach((v, n) => rows.push([name, Math.floor(n / cols), rowNames[Math.floor(n / cols)], n % cols, colNames[n % cols], v]));
     }

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
 import threading
 import webbrowser
@@ -386,10 +387,70 @@ def test_the_steps_of_a_head_for_any_text(name: str, head: int) -> None:
     torch.testing.assert_close(x["weights"], truth, **close)
     torch.testing.assert_close(x["heads"], seen[-1][0, :, part].detach().float(), **half)
     assert (found.data["queries"], found.data["keys"]) == tuple(again.names(again.record.log[call]))
+    # The rest of the layer: every head's part, their sum in the output projection, and the residual connection.
+    steps = {step["name"]: step for step in found.data["steps"]}
+    out = name.rpartition(".")[2] + ".out"
+    W = layer.out.weight.float()[:, part].detach()
+    torch.testing.assert_close(x["contributions"], x["heads"] @ W.T, **half)
+    every = [ask(subject, "own", call=call, head=h, text=text).arrays["contributions"] for h in range(8)]
+    whole = torch.from_numpy(np.stack(every))
+    torch.testing.assert_close(whole.sum(0) + layer.out.bias.float().detach(), x[out], atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(whole.norm(dim=-1).T, x["lengths"], **half)
+    torch.testing.assert_close(x["concatenated"][:, part], x["heads"])
+    residual = next(step for step in steps.values() if out in step["of"] and step["name"].startswith("residual"))
+    torch.testing.assert_close(sum(x[source] for source in residual["of"]), x[residual["name"]], **half)
+    assert [step["name"] for step in found.data["steps"]] == list(found.arrays)
+    assert steps["weights"]["sizes"] == f"8 heads, {len(found.data['queries'])} × {len(found.data['keys'])}"
     with pytest.raises(RefusedError, match="tokens; write at most 48"):
         ask(subject, "own", call=call, head=head, text="a " * 150)
     with pytest.raises(RefusedError, match="only what it attended to"):
         ask(Subject.of(made(3, 3)), "own", call=0, head=0, text="a")
+
+
+def test_thumbnails_come_from_one_pass_over_all_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks that differ by head among them: each thumbnail is that of its own head."""
+    g = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(2, 3, n, 8, generator=g) for n in (131, 149))
+    allowed = torch.rand(2, 3, 131, 149, generator=g) < 0.02
+    for mask in (ll.Dense(allowed), ll.Causal(), None):
+        A = ll.weights(q, k, mask=mask)
+        subject = Subject.of(A)
+        found = ask(subject, "thumbnails", call=0, batch=1, head=0, count=1).arrays
+        with monkeypatch.context() as patch:
+            patch.delattr(ll.Weights, "pool")  # the others are known by now
+            found |= ask(subject, "thumbnails", call=0, batch=1, head=1, count=2).arrays
+        for head in range(3):
+            dense = A.dense()[1, head].double().numpy()
+            visible = (
+                np.ones((131, 149), bool)
+                if mask is None
+                else (mask.dense(131, 149).expand(2, 3, -1, -1)[1, head].numpy())
+            )
+            for i, j in ((0, 0), (11, 7), (32, 37), (5, 30)):  # cells of 4 × 4
+                cell = np.s_[4 * i : 4 * i + 4, 4 * j : 4 * j + 4]
+                truth = dense[cell].mean() if visible[cell].any() else -1
+                assert found[str(head)][i, j] == pytest.approx(truth, rel=1e-4, abs=1e-7)
+
+
+def test_the_exit_waits_for_what_is_under_way_and_drops_what_waits() -> None:
+    """Python would end threads in the middle of a kernel, which aborts the process."""
+    script = """if True:
+        import time
+        from limelight.explorer.questions import BACKGROUND
+        from limelight.explorer.workers import COUNTS, Workers
+        workers, begun = Workers(), []
+        def work(n):
+            begun.append(n)
+            time.sleep(1)
+            print("done", n, flush=True)
+        for n in range(COUNTS[BACKGROUND] + 2):
+            workers.submit(BACKGROUND, lambda n=n: work(n))
+        while len(begun) < COUNTS[BACKGROUND]:
+            time.sleep(0.01)
+    """
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert sorted(ended.stdout.split()) == ["0", "1", "done", "done"]
 
 
 def test_translating() -> None:

@@ -14,10 +14,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import limelight as ll
 from browser import Tab, axe, chromium, colour, tab  # noqa: F401
@@ -25,6 +27,8 @@ from limelight.explorer import Explorer, explore, save_page
 from limelight.explorer.questions import Arguments, RefusedError
 from limelight.explorer.rooms import QUESTIONS
 from limelight.explorer.subject import Subject
+from limelight.lens import edits
+from limelight.lens.edits import Rectangle
 from limelight.lens.reading import read
 from limelight.translate import shipped
 
@@ -290,6 +294,44 @@ def test_files_of_a_view(short: Explorer, tab: New) -> None:
     assert "North" in drawing
 
 
+VIEWS = {
+    "heads": "#heads?call=1&head=2&sort=entropy",
+    "map": "#map?call=1&head=2&with=0.1&how=difference&scale=log&cell=3,2",
+    "text": "#text?call=1&head=2&heads=1.2+1.3&token=3&arcs=1",
+    "text of a layer": "#text?call=1&head=2&of=layer&token=3",
+    "steps": "#steps?mask=causal&heads=2&temperature=2",
+    "steps of a query": "#steps?show=model&call=1&head=2&token=3",
+    "steps of a layer": "#steps?show=own&call=1&head=2&own=I+like+tea.",
+    "translate": "#translate?text=I+like+tea.",
+    "what if": "#what-if?call=1&head=2&off=1.2&hot=1.3.10&cut=1.-1.0.2.1.1",
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_is_saved_and_restored(reads: Explorer, tab: New, view: str) -> None:
+    one, again = tab(reduced_motion="reduce"), tab(reduced_motion="reduce")
+    page = one.open(reads.url, VIEWS[view])
+    assert VIEWS[view].partition("?")[0] in page.url
+    again.open(reads.url, "#" + page.url.partition("#")[2])
+    assert (np.abs(again.pixels() - one.pixels()).max(-1) > 8).mean() < 0.002
+
+    def saved(kind: str) -> bytes:
+        page.get_by_text("Save", exact=True).click()
+        with page.expect_download() as download:
+            page.get_by_role("button", name=kind, exact=True).click()
+        return Path(download.value.path()).read_bytes()
+
+    rows = list(csv.reader(io.StringIO(saved("CSV").decode())))
+    assert len(rows) > 2
+    assert {len(row) for row in rows} == {len(rows[0])}
+    drawing = ElementTree.fromstring(saved("SVG").decode())
+    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+    assert len(list(drawing.iter())) > 10
+    image = np.asarray(Image.open(io.BytesIO(saved("PNG"))).convert("RGB"))
+    assert min(image.shape[:2]) > 100
+    assert len(np.unique(image.reshape(-1, 3)[::37], axis=0)) > 3
+
+
 def test_heads(short: Explorer, tab: New) -> None:
     one = tab()
     page = one.open(short.url, "#heads?call=1&head=2")
@@ -410,7 +452,9 @@ def test_steps_and_translate_by_keyboard_alone(short: Explorer, tab: New) -> Non
     page.locator(".french", has_not_text=re.compile("^Le chat dort.$")).wait_for()
 
 
-@pytest.mark.parametrize("room", ["heads", "map", "text", "steps", "steps?show=model", "steps?show=own", "translate"])
+@pytest.mark.parametrize(
+    "room", ["heads", "map", "text", "steps", "steps?show=model", "steps?show=own", "translate", "what-if"]
+)
 def test_nothing_lies_over_anything_on_a_phone(reads: Explorer, tab: New, room: str) -> None:
     one = tab(has_touch=True, is_mobile=True)
     one.page.set_viewport_size({"width": 390, "height": 844})
@@ -499,7 +543,9 @@ def test_heads_over_each_other_and_arcs(short: Explorer, tab: New) -> None:
     assert page.page.locator(".arcs path").count() == strong.sum()
 
 
-@pytest.mark.parametrize("room", ["heads", "map", "text", "steps", "steps?show=model", "steps?show=own", "translate"])
+@pytest.mark.parametrize(
+    "room", ["heads", "map", "text", "steps", "steps?show=model", "steps?show=own", "translate", "what-if"]
+)
 @pytest.mark.parametrize(
     "options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 390, "height": 844}}], ids=str
 )
@@ -605,6 +651,70 @@ def test_translate(short: Explorer, tab: New) -> None:
     assert page.inner_text(".french").startswith("Le ")
     page.get_by_label("English").fill("   ")
     page.locator(".sentence").wait_for(state="detached")
+
+
+def test_what_if(reads: Explorer, tab: New) -> None:
+    """Every change of the room changes what the model makes of the text as the same edit made in Python does."""
+    one = tab()
+    subject = reads.subject
+    (call,) = (m.number for m in subject.matrices if m.call.name == "decoder.blocks.1.cross")
+    assert subject.replay is not None
+    page = one.open(reads.url, f"#what-if?call={call}&head=3")
+
+    def changed(edit: Any) -> None:
+        """What is shown is what the edit does, beside what there was."""
+        one.quiet()
+        assert subject.replay is not None
+        was = subject.replay.run({})
+        now = was if edit is None else subject.replay.run({"decoder.blocks.1.cross": edit})
+        assert page.inner_text(".outcome .before .french") == was["text"]
+        assert page.inner_text(".outcome .after .french") == now["text"]
+        cells = page.eval_on_selector_all(
+            ".outcome tbody tr", "x => x.map((r) => [1, 2].map((n) => +r.cells[n].textContent))"
+        )
+        np.testing.assert_allclose([a for a, _ in cells], was["probabilities"], atol=6e-4)
+        np.testing.assert_allclose([b for _, b in cells], now["probabilities"], atol=6e-4)
+        assert (now["probabilities"] != was["probabilities"]) == (edit is not None)
+
+    changed(None)
+    page.locator(".thumb[aria-label^='Layer 1, head 3']").click()  # it is chosen already
+    changed(edits.Off([3]))
+    page.get_by_role("button", name="Switch on").click()
+    changed(None)
+    page.get_by_label("Scope").select_option("this head")
+    page.get_by_label("Temperature").fill("1.5")
+    changed(edits.Temperature([2**1.5], heads=[3]))
+    page.get_by_role("button", name="Undo all").click()
+    page.locator(".words button").nth(1).click()  # one token is seen by none
+    N, M = subject.matrices[call].N, subject.matrices[call].M
+    changed(edits.Knockout(Rectangle(range(N), range(1, 2)), heads=[3]))
+    page.get_by_role("button", name=re.compile("^Undo: ")).click()
+    changed(None)
+    corner = """([i, j]) => {
+        const { plot } = document.querySelector(".limelight").explorer.open, box = plot.canvas.getBoundingClientRect();
+        const [x, y] = plot.toScreen(i, j);
+        return [x + box.left, y + box.top];
+    }"""
+    page.get_by_label("Scope").select_option("all heads of the layer")
+    page.mouse.move(*page.evaluate(corner, [1.5, 0.5]))
+    page.mouse.down()
+    page.mouse.move(*page.evaluate(corner, [2.5, 2.5]), steps=4)
+    page.mouse.up()
+    edit = edits.Knockout(Rectangle(range(1, 3), range(0, 3)))
+    changed(edit)
+    assert page.locator(".knocked i").count() == 1
+    page.reload()
+    page.wait_for_selector("main.what-if")
+    changed(edit)  # the address restores it
+    assert page.locator(".knocked i").count() == 1
+    page.click(".tools summary")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="CSV", exact=True).click()
+    rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
+    now = subject.replay.run({"decoder.blocks.1.cross": edit})
+    assert rows[0]["changed"] == now["text"]
+    np.testing.assert_allclose([float(row["changed"]) for row in rows[1:]], now["probabilities"], atol=1e-6)
+    assert M > 3
 
 
 def test_a_saved_page_from_disk(tab: New, tmp_path: Path) -> None:

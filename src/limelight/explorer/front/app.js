@@ -92,6 +92,7 @@ class App {
   #enter() {
     this.open?.close();
     this.tabs.forEach((tab, n) => (this.rooms[n].id === this.state.room ? tab.setAttribute("aria-current", "page") : tab.removeAttribute("aria-current")));
+    this.tabs.find((tab) => tab.hasAttribute("aria-current"))?.scrollIntoView({ block: "nearest", inline: "nearest" });
     if (!this.embedded) document.title = `${this.room.title} · ${this.subject.title} · limelight`;
     this.main.replaceChildren();
     this.main.className = `room ${this.room.id}`;

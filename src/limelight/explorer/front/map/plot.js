@@ -23,7 +23,8 @@ export class Plot {
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(height * ratio);
     const small = width < 560;
-    this.edge = { left: small ? 54 : 84, top: small ? 48 : 66, right: small ? 20 : 44, bottom: small ? 18 : 34 };
+    this.bare = width < 240; // no room for anything at the edges
+    this.edge = this.bare ? { left: 5, top: 5, right: 5, bottom: 5 } : { left: small ? 54 : 84, top: small ? 48 : 66, right: small ? 20 : 44, bottom: small ? 18 : 34 };
     this.viewport.resize({ width: width - this.edge.left - this.edge.right, height: height - this.edge.top - this.edge.bottom });
     this.colours = null;
     this.draw();
@@ -60,6 +61,12 @@ export class Plot {
     return [this.edge.left + (key - x) * s, this.edge.top + (query - y) * s];
   }
 
+  /** The part of the canvas that shows the matrix: what is written at its edges stands next to it. */
+  get frame() {
+    const { edge, viewport } = this, { width, height, queries, keys } = viewport, [left, top] = this.toScreen(0, 0), [right, bottom] = this.toScreen(queries, keys);
+    return { left: Math.max(edge.left, left), top: Math.max(edge.top, top), right: Math.min(edge.left + width, right), bottom: Math.min(edge.top + height, bottom) };
+  }
+
   /** The weight at a place of the canvas, or null outside. */
   toMatrix(px, py) {
     const { x, y, s, width, height, keys, queries } = this.viewport;
@@ -77,8 +84,10 @@ export class Plot {
     pen.fillStyle = this.#colour("--panel");
     pen.fillRect(0, 0, this.width, this.height);
     this.#cells(tiles);
-    this.#labels();
-    this.#strips();
+    if (!this.bare) {
+      this.#labels();
+      this.#strips();
+    }
     this.#cross();
     if (this.moreToPaint) this.request();
   }
@@ -217,7 +226,7 @@ export class Plot {
   }
 
   #labels() {
-    const { pen, edge, viewport, names } = this, { s, width, height } = viewport, { top, bottom, left, right } = this.#range();
+    const { pen, edge, frame, names } = this, { s } = this.viewport, { top, bottom, left, right } = this.#range();
     pen.font = `11px ${FONT}`;
     pen.fillStyle = this.#colour("--soft");
     pen.textBaseline = "middle";
@@ -225,19 +234,19 @@ export class Plot {
     const tokens = s >= LABELLED, step = tokens ? 1 : nice(56 / s);
     pen.save();
     pen.beginPath();
-    pen.rect(0, edge.top - 8, edge.left, height + 16);
+    pen.rect(0, frame.top - 8, frame.left, frame.bottom - frame.top + 16);
     pen.clip();
     pen.textAlign = "right";
     for (let i = Math.ceil(top / step) * step; i < bottom; i += step) {
       const py = this.toScreen(i + (tokens ? 0.5 : 0), 0)[1];
       pen.fillStyle = tokens && cursor?.query === i ? strong : this.#colour("--soft");
-      pen.fillText(tokens ? clipped(name(names.query, i), edge.left > 60 ? 13 : 8) : count(i), edge.left - 7, py);
-      if (!tokens) pen.fillRect(edge.left - 5, py, 4, 1);
+      pen.fillText(tokens ? clipped(name(names.query, i), edge.left > 60 ? 13 : 8) : count(i), frame.left - 7, py);
+      if (!tokens) pen.fillRect(frame.left - 5, py, 4, 1);
     }
     pen.restore();
     pen.save();
     pen.beginPath();
-    pen.rect(edge.left - 2, 0, width + 60, edge.top);
+    pen.rect(frame.left - 2, 0, frame.right - frame.left + 62, frame.top);
     pen.clip();
     pen.textAlign = tokens ? "left" : "center";
     const slope = -Math.PI / 2.9, cos = Math.cos(slope), sin = Math.sin(slope), r = this.ratio;
@@ -245,11 +254,11 @@ export class Plot {
       const px = this.toScreen(0, j + (tokens ? 0.5 : 0))[0];
       pen.fillStyle = tokens && cursor?.key === j ? strong : this.#colour("--soft");
       if (tokens) {
-        pen.setTransform(r * cos, r * sin, -r * sin, r * cos, r * px, r * (edge.top - 6));
+        pen.setTransform(r * cos, r * sin, -r * sin, r * cos, r * px, r * (frame.top - 6));
         pen.fillText(clipped(name(names.key, j), edge.top > 60 ? 11 : 7), 0, 0);
       } else {
-        pen.fillText(count(j), Math.max(px, edge.left + 10), edge.top - 14);
-        pen.fillRect(px, edge.top - 5, 1, 4);
+        pen.fillText(count(j), Math.max(px, frame.left + 10), frame.top - 14);
+        pen.fillRect(px, frame.top - 5, 1, 4);
       }
     }
     pen.restore();
@@ -257,9 +266,9 @@ export class Plot {
 
   /** Entropy along the right edge, received attention along the lower one; a bar is the mean of what it stands for. */
   #strips() {
-    const { pen, edge, viewport } = this, strips = this.strips?.();
+    const { pen, edge, frame, viewport } = this, strips = this.strips?.();
     if (!strips) return;
-    const { s, width, height } = viewport, { top, bottom, left, right } = this.#range();
+    const { s } = viewport, { top, bottom, left, right } = this.#range();
     const step = Math.max(1, 1 << Math.max(0, Math.ceil(-Math.log2(s) + 0.6))), gap = s * step > 5 ? 1 : 0;
     const bars = (sums, from, to, room, put) => {
       const mean = (a) => (sums[Math.min(sums.length - 1, a + step)] - sums[a]) / (Math.min(sums.length - 1, a + step) - a);
@@ -272,16 +281,16 @@ export class Plot {
     };
     pen.save();
     pen.beginPath();
-    pen.rect(edge.left, edge.top, width + edge.right, height + edge.bottom);
+    pen.rect(frame.left, frame.top, frame.right - frame.left + edge.right, frame.bottom - frame.top + edge.bottom);
     pen.clip();
     pen.fillStyle = this.#colour("--strip");
     bars(strips.entropy, top, bottom, edge.right - 12, (i, long) => {
       const y = this.toScreen(i, 0)[1];
-      pen.rect(edge.left + width + 6, y + gap / 2, long, s * step - gap);
+      pen.rect(frame.right + 6, y + gap / 2, long, s * step - gap);
     });
     bars(strips.received, left, right, edge.bottom - 8, (j, long) => {
       const x = this.toScreen(0, j)[0];
-      pen.rect(x + gap / 2, edge.top + height + 5, s * step - gap, long);
+      pen.rect(x + gap / 2, frame.bottom + 5, s * step - gap, long);
     });
     pen.restore();
   }

@@ -103,7 +103,7 @@ class Explorer:
     def close(self) -> None:
         """End the server; a second time does nothing."""
         self._server.should_exit = True
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=30)  # a second, unless the machine is busy
         self._workers.close()
         self._socket.close()
 

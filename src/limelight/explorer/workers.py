@@ -78,7 +78,7 @@ atexit.register(wait_for_all)
 
 def _drained(queue: Queue) -> list[Future[Any]]:
     """Take everything out of a queue; return the futures of the jobs."""
-    found = []
+    found: list[Future[Any]] = []
     while True:
         try:
             job = queue.get_nowait()

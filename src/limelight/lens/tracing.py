@@ -284,7 +284,8 @@ class _Builder:
 
     def add_call(self, call: _Call, reads: str | None) -> None:
         """Append the steps of the attention call, all heads at once; it reads the step of this name."""
-        q, k, v = (x[0] for x in (call.q, call.k, call.v))
+        # In float32 at least: the kernels add up half precision in it too.
+        q, k, v = (x[0].to(torch.promote_types(x.dtype, torch.float32)) for x in (call.q, call.k, call.v))
         found = reference.steps(q, k, v, **_unbatched(call.options))
         softcap, bias, mask = (call.options.get(n) for n in ("softcap", "bias", "mask"))
         for name, title, x in (("q", "queries", q), ("k", "keys", k), ("v", "values", v)):

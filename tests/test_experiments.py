@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from collections import defaultdict
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import busy_verdicts
 from limelight import Window, attention, experiments
 from limelight.cli import main
 from limelight.experiments import CHAPTERS, EXPERIMENTS, Finding, Result, cost, head_roles, lesson, measuring, report
@@ -102,7 +104,7 @@ def result_of(name: str, ran: dict[str, Result]) -> Result:
 
 
 def test_every_claim_has_an_experiment_and_a_source() -> None:
-    assert sorted(claim for e in EXPERIMENTS.values() for claim in e.claims) == list(range(1, 53)) == list(CLAIMS)
+    assert sorted(claim for e in EXPERIMENTS.values() for claim in e.claims) == list(range(1, 57)) == list(CLAIMS)
     assert [e.chapter for e in EXPERIMENTS.values()] == sorted(
         (e.chapter for e in EXPERIMENTS.values()), key=CHAPTERS.index
     )
@@ -389,3 +391,18 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "there is no experiment 'scale'; there are worked-example" in run("scale", code=2).stderr
     with pytest.raises(ValueError, match="there is no experiment"):
         experiments.run("scale")
+
+
+def test_changed_verdicts_are_found() -> None:
+    """A finding with two verdicts is reported; that nothing was measured agrees with every verdict."""
+    seen: Any = defaultdict(set)
+    runs = [[Finding(19, f"at {n}", 1, n, verdict)] for n, verdict in enumerate((REPRODUCED, BUSY, REPRODUCED))]
+    assert [busy_verdicts.collect(Result("streaming", "", found), seen) for found in runs] == [[], [], []]
+    (line,) = busy_verdicts.collect(Result("streaming", "", [Finding(19, "at 3", 1, 3, CORRECTED, "x")]), seen)
+    assert "corrected / reproduced" in line
+
+
+@pytest.mark.long
+def test_verdicts_hold_on_a_busy_machine() -> None:
+    assert busy_verdicts.main(["10", "--quick"]) == 0
+    assert busy_verdicts.main(["10"]) == 0

@@ -81,6 +81,9 @@ EXPERIMENTS: dict[str, Experiment] = {
     "windows": Experiment(PATTERNS, "windows", (30,), "How far does a stack of local windows see?"),
     "sinks": Experiment(PATTERNS, "sinks", (46,), "Why does so much attention rest on the first token?"),
     "low-rank": Experiment(PATTERNS, "low_rank", (51,), "How much is in an attention matrix?"),
+    "long-patterns": Experiment(
+        PATTERNS, "long_patterns", (55, 56), "How much of a long text's attention do sparse patterns keep?"
+    ),
     "cost": Experiment(COST, "cost", (18,), "How do time, memory and paths grow with the length?"),
     "streaming": Experiment(
         COST, "streaming", (19, 42), "What does attention that never stores its weights save, and what does it pay?"
@@ -102,5 +105,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "induction": Experiment(LEARNED, "induction", (47,), "When does a model learn to repeat what it saw?"),
     "what-matters": Experiment(LEARNED, "what_matters", (52,), "Does it matter what a head looks at?"),
+    "digits": Experiment(LEARNED, "digits", (53,), "Which parts of a picture does a Vision Transformer look at?"),
+    "captions": Experiment(LEARNED, "captions", (54,), "Does a captioner look at what it names?"),
     "explanation": Experiment(LEARNED, "explanation", (48,), "Does a large weight mean that the token matters?"),
 }

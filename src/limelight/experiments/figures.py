@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import LayoutEngine
+    from torch import Tensor
 
 WIDTH = 5.4  # inches
 # Different in lightness too, and all of them visible on light and on dark.
@@ -186,3 +187,21 @@ def heatmap(
                 far = abs(x) > (0.45 if not signed else 0.6) * largest
                 ink = _INK[not _is_dark()] if far else _INK[_is_dark()]
                 axis.text(j, i, format(x, numbers), ha="center", va="center", color=ink, fontsize=9.5)
+
+
+def over_picture(axis: Any, picture: Tensor, heat: Tensor) -> None:
+    """Draw a picture ``(height, width[, 3])`` that fades where its heat ``(rows, cols)`` is low."""
+    height, width = picture.shape[:2]
+    axis.imshow(picture, cmap="gray_r", vmin=0)
+    low, high = heat.min().clamp(max=heat.max() / 2), heat.max().clamp(min=1e-9)
+    share = ((heat - low) / (high - low)).tolist()
+    veil = [[(*_rgb(_PAPER[_is_dark()]), 0.88 * (1 - x)) for x in row] for row in share]
+    edges = (-0.5, width - 0.5, height - 0.5, -0.5)
+    axis.imshow(veil, extent=edges, interpolation="nearest")
+    axis.set_axis_off()
+
+
+def _rgb(colour: str) -> tuple[float, float, float]:
+    from matplotlib.colors import to_rgb
+
+    return to_rgb(colour)

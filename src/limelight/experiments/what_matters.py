@@ -202,5 +202,5 @@ def draw(result: Result) -> Figure:
     titles = {"clean": "no edit", "knocked": "knock-out", "restored": "and pattern", "off": "head off"}
     for n, row in enumerate(losses):
         lower.bar(titles[row["run"]], row["loss"], color=COLOURS[n], hatch=HATCHES[n])
-    lower.set(ylabel="loss (nats)", title="Knock out the previous token below, give the pattern back")
+    lower.set(ylabel="loss (nats)", title="Knock out the token before, give the pattern back")
     return figure

@@ -273,7 +273,7 @@ def leaf_masks(B: int, N: int, M: int, seed: int, dense: bool = True) -> list[Ma
     ]
     if dense:
         masks += [
-            ll.Dense(torch.rand(N, M, generator=g) > 0.5),
+            ll.Dense(torch.rand(1, N, M, generator=g) > 0.5),
             ll.Dense(torch.rand(B, 1, 1, M, generator=g) > 0.3),
         ]
     return masks

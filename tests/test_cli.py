@@ -32,6 +32,13 @@ def test_help_does_not_import_torch() -> None:
         assert f"\n  {command} " in done.stdout
 
 
+def test_without_arguments_it_says_what_to_try_first() -> None:
+    done = run()
+    assert done.returncode == 2
+    assert 'Try first:\n    limelight translate "The cat sat on the mat."' in done.stderr
+    assert "..." not in done.stderr.split("Commands:")[1]  # no description is cut
+
+
 def test_version() -> None:
     assert run("--version", stdout=subprocess.PIPE).stdout.split()[-1] == version("limelight")
 

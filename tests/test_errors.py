@@ -145,3 +145,19 @@ def test_masks_have_no_truth_value() -> None:
 def test_an_empty_sequence_with_a_relative_bias() -> None:
     x = torch.randn(2, 4, 0, 8)
     assert ll.attention(x, x, x, bias=ll.Relative(torch.zeros(4, 5))).shape == (2, 4, 0, 8)
+
+
+def test_padding_that_would_be_read_as_queries_and_keys() -> None:
+    n, M = 5, 7  # as many batch elements as queries
+    q, k, v = torch.randn(n, 1, n, 3), torch.randn(n, 1, M, 3), torch.randn(n, 1, M, 2)
+    lengths = torch.tensor([3, 7, 1, 5, 2])
+    attend = torch.arange(M) < lengths[:, None]
+    for mask in (attend, ~attend):
+        with pytest.raises(ValueError, match=r"Dense: .*\(5, 7\) looks like padding of 5 .*Padding\(lengths\)"):
+            ll.attention(q, k, v, mask=ll.Dense(mask))
+    want = ll.attention(q, k, v, mask=ll.Padding(lengths))
+    torch.testing.assert_close(ll.attention(q, k, v, mask=ll.Dense(attend[:, None, None, :])), want)
+    causal = torch.ones(n, M, dtype=torch.bool).tril(M - n)  # runs that grow from query to query
+    want = ll.attention(q, k, v, mask=ll.Causal())
+    torch.testing.assert_close(ll.attention(q, k, v, mask=ll.Dense(causal)), want)
+    ll.attention(q, k, v, mask=ll.Dense(attend[None, None]))  # said to be queries × keys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import transformers as tf
 from click.testing import CliRunner
+from rich.console import Console
 
 import limelight as ll
 from limelight.cli import main
@@ -142,3 +144,23 @@ def test_look_at_a_text_that_is_too_long(minilm: Path) -> None:
 )
 def test_look_says_what_is_wrong(arguments: tuple[str, ...], code: int, message: str) -> None:
     assert message in _look(*arguments, code=code).stderr
+
+
+def test_the_table_fits_a_narrow_terminal_and_begins_with_the_most_telling_heads(minilm: Path) -> None:
+    shown = _look(TEXT, "--model", str(minilm)).stdout
+    assert "the 24 most telling of 72 heads" in shown
+    assert "--all" not in _look(TEXT, "--model", str(minilm), "--all").stdout
+    model = tf.AutoModel.from_pretrained(minilm).eval()
+    with torch.no_grad(), ll.watch(model) as record:
+        model(torch.arange(2000, 2017)[None])
+    heads = record.heads()
+    assert "previous token" in {row["label"] for row in heads.telling(5)}
+    for width in (60, 80, 100):
+        text = StringIO()
+        Console(width=width, file=text).print(heads)
+        lines = text.getvalue().splitlines()
+        assert "…" not in "".join(lines)
+        assert max(len(line.rstrip()) for line in lines) <= width
+        assert sum(f" {heads[0]['label']}" in line for line in lines) == sum(
+            row["label"] == heads[0]["label"] for row in heads
+        )

@@ -7,8 +7,15 @@ import click
 from limelight.cli import bench, experiment, explore, look, matter, patterns, survey, trace, train, translate
 from limelight.cli._shared import CommandGroup
 
+_FIRST = """\b
+Try first:
+  limelight translate "The cat sat on the mat."
+  limelight trace
+  limelight explore "The cat is sleeping on the table."
+"""
 
-@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_FIRST)
 @click.version_option(package_name="limelight")
 def main() -> None:
     """Attention that you can see through."""

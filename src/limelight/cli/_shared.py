@@ -88,7 +88,7 @@ def one_line_errors() -> Iterator[None]:
     expected = (ImportError, OSError, TypeError, ValueError, MemoryError, OverflowError, RecursionError, RuntimeError)
     try:
         yield
-    except (click.Abort, click.exceptions.Exit):
+    except (click.Abort, click.exceptions.Exit, click.exceptions.NoArgsIsHelpError):
         raise
     except click.ClickException as error:  # may quote an argument with line breaks or escape sequences
         text = error.format_message()

@@ -17,7 +17,7 @@ def _counts(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> l
     return list(dict.fromkeys(int(word) for word in words))
 
 
-@click.command("bench")
+@click.command("bench", short_help="Measure attention on this machine, beside its peers.")
 @click.option("--quick", is_flag=True, help="Fewer repetitions.")
 @click.option("--threads", multiple=True, callback=_counts, help="Thread counts, such as 1,2; 1 and all unless given.")
 @click.option("--case", default="", help="Only the cases whose name contains this, such as decode or training.")

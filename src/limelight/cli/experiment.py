@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 
-@click.command("experiment")
+@click.command("experiment", short_help="Check what texts say about attention.")
 @click.argument("name", required=False)
 @click.option("--out", type=click.Path(file_okay=False), help="A folder for figures (PNG, SVG) and data (CSV, JSON).")
 @click.option("--quick", is_flag=True, help="Fewer seeds and shorter texts.")

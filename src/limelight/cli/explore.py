@@ -14,7 +14,7 @@ from limelight.cli._shared import file_option, model_option, read_text, standard
 _EXAMPLE = "The north wind and the sun argued about who was stronger, and a traveller came along in a warm coat."
 
 
-@click.command("explore")
+@click.command("explore", short_help="Look at attention in a browser, at any length.")
 @click.argument("text", required=False)
 @file_option("Read the text from a file; - is standard input.")
 @model_option("The folder of a model, or minilm; unless given, that of the translator.")

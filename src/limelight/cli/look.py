@@ -19,7 +19,7 @@ def _read_patch(_: click.Context, option: click.Parameter, given: str | None) ->
     return int(row), int(column)
 
 
-@click.command("look")
+@click.command("look", short_help="See what every head of a model looks at.")
 @click.argument("text", required=False)
 @file_option("Read the text from a file; - is standard input.")
 @model_option("The folder of a model, or minilm; unless given, that of the translator.")
@@ -28,6 +28,7 @@ def _read_patch(_: click.Context, option: click.Parameter, given: str | None) ->
 @click.option("--layer", type=click.IntRange(0), help="Only this layer.")
 @click.option("--head", type=click.IntRange(0), help="The head to draw; the most telling one unless given.")
 @click.option("--word", help="Show only this word: what it attends to and what attends to it.")
+@click.option("--all", "every_head", is_flag=True, help="Show every head in the table, not only the most telling.")
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="How many links to list.")
 @click.option("--temperature", type=click.FloatRange(0, min_open=True), help="Sharpen (below 1) or flatten (above).")
 @html_option
@@ -41,6 +42,7 @@ def command(
     layer: int | None,
     head: int | None,
     word: str | None,
+    every_head: bool,
     top: int,
     temperature: float | None,
     html: str | None,
@@ -71,4 +73,4 @@ def command(
         reading = PictureReader.load(model or "").read(image)
     else:
         reading = terminal.read_with_progress(model or shipped(), text or "")
-    terminal.look(reading, layer, head, word, top, temperature, html, as_json, save_page, patch)
+    terminal.look(reading, layer, head, word, top, temperature, html, as_json, save_page, patch, every_head)

@@ -9,7 +9,7 @@ import click
 from limelight.cli._shared import file_option, json_option, model_option, read_text, standard_input
 
 
-@click.command("matter")
+@click.command("matter", short_help="See which heads matter for a text.")
 @click.argument("text", required=False)
 @file_option("Read the text from a file; - is standard input.")
 @model_option("The folder of a model; unless given, that of the translator.")

@@ -14,7 +14,7 @@ import click
 from limelight.cli._shared import model_option
 
 
-@click.command("survey")
+@click.command("survey", short_help="Measure the heads of a model on a whole corpus.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False))
 @model_option("The folder of a model; unless given, that of the translator.")
 @click.option("--out", required=True, type=click.Path(file_okay=False), help="The folder for the result.")

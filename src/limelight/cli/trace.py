@@ -26,7 +26,7 @@ _DIRECT, _PROJECTED = ("q", "k", "v"), ("x", "W_Q", "W_K", "W_V")
 _OPTIONAL = ("W_O", "heads", "mask", "tokens")
 
 
-@click.command("trace")
+@click.command("trace", short_help="Show every step of attention, number by number.")
 @click.argument("file", type=click.File("r", encoding="utf-8"), required=False)
 @click.option("--causal", is_flag=True, help="Nothing of the future: key ≤ query.")
 @click.option("--window", type=int, metavar="N", help="Only keys within N positions.")

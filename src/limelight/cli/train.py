@@ -10,7 +10,7 @@ import click
 _INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
 
 
-@click.command("train")
+@click.command("train", short_help="Train a translator on a file of pairs.")
 @click.argument("pairs", type=click.Path(exists=True, dir_okay=False))
 @click.option("--out", required=True, type=click.Path(file_okay=False), help="Where the model goes.")
 @click.option(

@@ -10,7 +10,7 @@ import click
 from limelight.cli._shared import file_option, html_option, json_option, model_option, read_text, standard_input
 
 
-@click.command("translate")
+@click.command("translate", short_help="Translate English to French, and see the attention.")
 @click.argument("text", required=False)
 @file_option("Translate a file line by line; - is standard input.")
 @model_option("The folder of a model that was trained here.")

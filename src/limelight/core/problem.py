@@ -276,6 +276,8 @@ def _explain_clash(q: Sequence[int], k: Sequence[int]) -> str:
 def _check_mask(mask: Any, sizes: Sizes) -> Mask:
     if isinstance(mask, Mask):
         check_lead(mask, sizes.B, sizes.Hq)
+        if isinstance(mask, Dense) and sizes.B == sizes.N:
+            mask.check_not_padding(sizes.B)
         return mask
     hint = ""
     if isinstance(mask, Tensor):

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from limelight.lens.edits import Bias, Edit, Knockout, Mean, Off, Only, Pattern, Rectangle, Temperature
+from limelight.lens.heads_table import Heads
 from limelight.lens.importance import Importance, importance
 from limelight.lens.logit_attribution import LogitAttribution, logit_attribution
 from limelight.lens.metrics import Cosine, Divergence, LogitDifference, NextTokenLoss, SequenceLogProbability
@@ -11,7 +12,7 @@ from limelight.lens.patches import grid
 from limelight.lens.prompts import PromptMaps, prompt_maps
 from limelight.lens.record import Call, Record
 from limelight.lens.relations import Relation, relation
-from limelight.lens.report import Heads, heads
+from limelight.lens.report import heads
 from limelight.lens.watching import edit, watch
 from limelight.lens.word_maps import WordMaps, caption_maps
 from limelight.matrix.grid import Grid

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from limelight.core.masks import Dense, Window
+from limelight.lens.heads_table import NEAR
 from limelight.lens.record import Call
-from limelight.lens.report import NEAR, attends_to_itself, first_visible, is_separator, occurrences, visible_keys
+from limelight.lens.report import attends_to_itself, first_visible, is_separator, occurrences, visible_keys
 
 
 def measures_by_token(call: Call, tokens: Sequence[str] | None = None) -> dict[str, Tensor]:

@@ -15,9 +15,10 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from limelight import models
+from limelight.lens.heads_table import Heads
 from limelight.lens.record import Call, Record
 from limelight.lens.replay import Replay
-from limelight.lens.report import Heads, heads, is_separator
+from limelight.lens.report import heads, is_separator
 from limelight.lens.sizes import model_sizes
 from limelight.lens.watching import watch
 from limelight.models.checkpoint import ARCHITECTURES, read_config

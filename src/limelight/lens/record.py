@@ -16,7 +16,8 @@ from limelight.matrix.grid import Grid
 from limelight.matrix.observation import Observation
 
 if TYPE_CHECKING:
-    from limelight.lens.report import Heads, Tokens
+    from limelight.lens.heads_table import Heads
+    from limelight.lens.report import Tokens
 
 
 @dataclass(frozen=True)

@@ -48,93 +48,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
-from rich.table import Table
 from torch import Tensor
 
 from limelight.core.masks import Mask, Spans, Window
-from limelight.lens import strict_json
+from limelight.lens.heads_table import MEASURES, NEAR, VALUE_MEASURES, Heads
 from limelight.lens.record import Call, Record
 from limelight.matrix.base import Weights
 from limelight.matrix.statistics.profile import Profile
 
-NEAR = 8  # tokens on either side that count as near
 _OCCURRENCES = 8  # earlier occurrences of a token that are looked at
 _SEPARATOR = re.compile(r"[.,;:!?…]+|\[SEP\]|</s>|<sep>|<eos>|<\|.*\|>")
-MEASURES = (
-    "entropy",
-    "spread",
-    "first",
-    "self",
-    "previous",
-    "next",
-    "near",
-    "separators",
-    "distance",
-    "duplicate",
-    "induction",
-    "similarity",
-)
-VALUE_MEASURES = ("value", "attribution")  # of a record with values
-_COLUMN_TITLES = {
-    "attribution": "attr",
-    "previous": "prev",
-    "near": f"±{NEAR}",
-    "separators": "sep",
-    "distance": "dist",
-    "duplicate": "dup",
-    "induction": "ind",
-    "similarity": "sim",
-}
 _MIN_QUERIES = 4  # queries needed to label a head by what it does with repeated tokens
 
 Tokens = Sequence[str] | Sequence[Sequence[str]]
-
-
-class Heads(list[dict[str, Any]]):
-    """One dict for each head, which ``pandas.DataFrame`` takes; ``print`` shows a table, ``json()`` returns text."""
-
-    def json(self) -> str:
-        """Return the rows as JSON."""
-        return strict_json.dumps(self)
-
-    def __rich__(self) -> Group:
-        """Return a table for each kind of module, such as ``encoder.layer.*.attention``, with a row for each head."""
-        families: dict[str, list[dict[str, Any]]] = {}
-        for row in self:
-            families.setdefault(re.sub(r"\b\d+\b", "*", row["module"], count=1), []).append(row)
-        return Group(*(_table(family, rows) for family, rows in families.items()))
-
-    def __str__(self) -> str:
-        console = Console(width=200, no_color=True, force_terminal=False, markup=False, emoji=False, highlight=False)
-        with console.capture() as text:
-            console.print(self)
-        return text.get().rstrip()
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        from limelight.viz.notebook import table_html
-
-        names = [name for name in MEASURES if any(row[name] is not None for row in self)]
-        return table_html(self, ["module", "layer", "head", *names, "label"], "heads")
-
-
-def _table(family: str, rows: list[dict[str, Any]]) -> Table:
-    names = [name for name in (*MEASURES, *VALUE_MEASURES) if rows[0].get(name) is not None]
-    table = Table(title=family, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("layer", "head", *(_COLUMN_TITLES.get(name, name) for name in names)):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("label", no_wrap=True)
-    layer = None
-    for row in rows:
-        numbers = (
-            f"{row[n]:.1f}" if n == "distance" else f"{row[n]:.{3 if n == 'attribution' else 2}f}" for n in names
-        )
-        table.add_row("" if row["layer"] == layer else str(row["layer"]), str(row["head"]), *numbers, row["label"])
-        layer = row["layer"]
-    return table
 
 
 def heads(

@@ -15,15 +15,16 @@ from rich.table import Table
 from limelight.lens import picture_terminal as pictures
 from limelight.lens import reading as readings
 from limelight.lens import strict_json
+from limelight.lens.heads_table import Heads
 from limelight.lens.reading import Link, Reading
 from limelight.lens.record import Call
-from limelight.lens.report import Heads
 from limelight.lens.sizes import MEANINGS
 from limelight.lens.word import print_word, word_as_dicts
 from limelight.viz.characters import short
 from limelight.viz.tables import messages_console, wide_console
 from limelight.viz.text import printable
 
+_ROWS = 24  # heads that are shown unless all are asked for
 _LONG = 1024  # tokens from which on there are progress bars
 _LINKS_TITLE = "strongest links, without those to itself, its neighbours, the first token and separators"
 _DENSE_JSON = 2**16  # weights of a head that are written to JSON as they are; larger matrices are pooled
@@ -62,6 +63,7 @@ def look(
     as_json: bool,
     save_page: Callable[..., None],
     patch: tuple[int, int] | None = None,
+    every_head: bool = False,
 ) -> None:
     """Print the report on heads, the strongest links and a heatmap of one head, or one word; write the page.
 
@@ -105,7 +107,8 @@ def look(
             _draw_word(selected, word)
         else:
             title = f"strongest links of {call.name}, head {head}" if explicit else _LINKS_TITLE
-            _draw(selected, rows, _links_table(title, selected, links), call, head, patch)
+            shown = rows if every_head or len(rows) <= _ROWS else rows.telling(_ROWS)
+            _draw(selected, shown, len(rows), _links_table(title, selected, links), call, head, patch)
 
 
 def _draw_word(reading: Reading, word: str) -> None:
@@ -116,14 +119,24 @@ def _draw_word(reading: Reading, word: str) -> None:
 
 
 def _draw(
-    reading: Reading, rows: Heads, links: Table, call: Call, head: int, patch: tuple[int, int] | None = None
+    reading: Reading,
+    rows: Heads,
+    heads: int,
+    links: Table,
+    call: Call,
+    head: int,
+    patch: tuple[int, int] | None = None,
 ) -> None:
     console = wide_console()
     if reading.wrote:
         console.print(printable(f"{reading.model} writes: {reading.wrote}"))
         console.print()
     _print_sizes(reading, console)
+    console.print()
     console.print(rows)
+    if len(rows) < heads:
+        console.print(f"the {len(rows)} most telling of {heads} heads; --all shows every head")
+        console.print()
     console.print(links)
     if reading.picture is not None:
         return pictures.draw(reading, call, head, patch, console)

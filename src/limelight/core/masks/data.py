@@ -169,6 +169,24 @@ class Dense(Mask):
                 "(for numbers that are added to the scores use DenseBias)"
             )
 
+    def check_not_padding(self, batch: int) -> None:
+        """Refuse a tensor ``(batch, keys)`` of padding, which would be read as queries × keys.
+
+        It is taken for one where every row is a run of True and then of False, or the other way round, and the runs
+        neither only grow nor only shrink from row to row, as those of queries would.
+        """
+        if self.tensor.ndim != 2 or len(self.tensor) != batch or batch < 3 or is_traced():
+            return
+        x = self.tensor.int()
+        steps, counts = x.diff(dim=1), x.sum(1).diff()
+        runs = bool((steps <= 0).all() | (steps >= 0).all())
+        if runs and bool((counts > 0).any() & (counts < 0).any()):
+            raise ValueError(
+                f"Dense: this mask of shape {tuple(x.shape)} looks like padding of {batch} batch elements, and would be "
+                "read as queries × keys, since there are as many; write Padding(lengths) or Dense(mask[:, None, None, :]), "
+                "where True means attend, or, if it is queries × keys, Dense(mask[None, None])"
+            )
+
     def _fit(self, N: int, M: int) -> Tensor:
         return fit_dense("Dense", self.tensor, N, M)
 

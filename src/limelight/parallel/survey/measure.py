@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from limelight.lens.by_token import measures_by_token
+from limelight.lens.heads_table import MEASURES
 from limelight.lens.reading import Reading
-from limelight.lens.report import MEASURES
 from limelight.matrix.statistics.profile import Profile
 from limelight.parallel.survey.sketch import Sketch
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from limelight.lens import strict_json
-from limelight.lens.report import MEASURES
+from limelight.lens.heads_table import MEASURES
 from limelight.parallel.survey.measure import RADIUS, Findings
 
 _HOW = (

@@ -31,18 +31,30 @@ template <class C> struct GradientTask {
 // where its value is not finite.
 template <class C, int NV> void logit_gradients(const GradientTile<C>& x, const Block<C>& b, C* dx) {
     constexpr int W = kWidth<C>, lanes = NV * W;
-    const bool drops = b.p.dropout > 0;
+    const bool drops = b.p.dropout > 0, later = drops || x.one_block;
+    Vec<C> sums[NV] = {};
     for (int64_t j = 0; j < b.n; ++j)
 #pragma GCC unroll 3
         for (int v = 0; v < NV; ++v) {
             const int64_t i = j * lanes + v * W;
             // No logit is above m; the largest of large ones may be rounded differently here.
             const Vec<C> z = load(b.s + i) - load(x.m + v * W);
-            const Vec<C> weight = exp2(z > C(0) ? Vec<C>{} : z) * load(x.inverse + v * W);
+            const Vec<C> e = exp2(z > C(0) ? Vec<C>{} : z);
+            const Vec<C> weight = e * load(x.inverse + v * W) + e * load(x.rest + v * W);
             store(b.s + i, weight);
-            if (!drops) store(dx + i, weight == C(0) ? Vec<C>{} : weight * (load(dx + i) - load(x.delta + v * W)));
+            if (!later) store(dx + i, weight == C(0) ? Vec<C>{} : weight * (load(dx + i) - load(x.delta + v * W)));
+            else if (!drops) sums[v] += weight == C(0) ? Vec<C>{} : weight * load(dx + i);
         }
-    if (!drops) return;
+    if (!later) return;
+    if (!drops) {
+        // Made of the same dP, δ cancels its roundings: with few keys, Σ dO ∘ O would add as many of its own.
+        for (int64_t i = 0; i < b.n * lanes; i += W) {
+            const Vec<C> weight = load(b.s + i),
+                         delta = sums[i / W % NV] + load(x.delta + i % lanes) * C(0);  // NaN where that is
+            store(dx + i, weight == C(0) ? Vec<C>{} : weight * (load(dx + i) - delta));
+        }
+        return;
+    }
     const C factor = C(1 / (1 - b.p.dropout));
     for_kept(b, [&](int64_t i, IntVec<C> kept) {
         const Vec<C> weight = load(b.s + i), dweight = kept ? load(dx + i) * factor : Vec<C>{};
@@ -85,14 +97,30 @@ template <class C> void add_rows_of(const Grid& g, const Block<C>& b, const C* d
     }
 }
 
+// to[key][lane] = side · k, where `side` is x.q or x.dout and k the keys or values of the block.
+template <class C, int NV>
+void block_products(const GradientTile<C>& x, const C* side, const Operand& k, int64_t width, const Block<C>& b, C* to,
+                    AlibiBias<C> alibi_bias, C* spare) {
+    if (!x.decode) {
+        const int64_t chain = score_chain<C>(b.p.Hq / b.p.Hkv * b.p.N, b.p.M, width);
+        return all_scores<C, NV>(side, k.as_matrix<C>().data, k.stride, width, b.n, to, nullptr, alibi_bias, chain);
+    }
+    std::memset(to, 0, b.n * b.lanes * sizeof(C));  // lanes without a row
+    for (int64_t j = 0; j < b.n; j += kDecodeStep) {
+        const int64_t n = min(kDecodeStep, b.n - j);
+        decode_scores<C, C>(side, k.from(j).template as_matrix<C>(), width, n, x.row_count, spare, true);
+        for (int r = 0; r < x.row_count; ++r)
+            for (int64_t i = 0; i < n; ++i) to[(j + i) * b.lanes + r] = spare[r * kDecodeStep + i];
+    }
+}
+
 // b.s = the logits of a block.
 template <class C, int NV>
 void block_logits(const GradientTile<C>& x, const Operand& k, const Block<C>& b, Range partial, C* spare) {
     const Problem& p = b.p;
-    const bool has_alibi = !p.softcap;
-    all_scores<C, NV>(x.q, k.as_matrix<C>().data, k.stride, p.D, b.n, b.s, nullptr,
-                      has_alibi ? alibi_bias(b, spare) : AlibiBias<C>{});
-    if (!plain(p) || !partial.empty()) to_logits(b, has_alibi, partial, spare);
+    const bool has_alibi = !p.softcap && !x.decode;
+    block_products<C, NV>(x, x.q, k, p.D, b, b.s, has_alibi ? alibi_bias(b, spare) : AlibiBias<C>{}, spare);
+    if (!plain(p) || (p.slopes && !has_alibi) || !partial.empty()) to_logits(b, has_alibi, partial, spare);
 }
 
 // Computes the weights and dx of one tile in one block, and adds to every gradient but dQ, dK and dV.
@@ -104,7 +132,7 @@ void differentiate_tile(const Gradients& g, const GradientTask<C>& task, const G
     C* spare = scratch.spare;
     block_logits<C, NV>(x, k, b, partial, spare);
     if (logits) std::memcpy(logits, b.s, b.n * b.lanes * sizeof(C));
-    all_scores<C, NV>(x.dout, v.as_matrix<C>().data, v.stride, p.Dv, b.n, dx, nullptr, AlibiBias<C>{});
+    block_products<C, NV>(x, x.dout, v, p.Dv, b, dx, AlibiBias<C>{}, spare);
     for (const auto& term : scratch.terms) term->add(x, tile, b, dx);
     logit_gradients<C, NV>(x, b, dx);
     if (x.not_finite) clear_forbidden(b, b.s), clear_forbidden(b, dx);
@@ -222,8 +250,9 @@ void differentiate_block(const Problem& p, const Gradients& g, const GradientTas
         const auto add = x.vectors == 3 ? all_values<C, 3> : x.vectors == 2 ? all_values<C, 2> : all_values<C, 1>;
         add(x.dx + s.skip(i) * x.lanes(), mine.as_matrix<C>().data, mine.stride, s.n(i), p.D, x.dq, scratch.ones);
     }
-    product(of_q, terms, n, p.D, dk, g.dk.row);
-    product(of_dout, terms, n, p.Dv, dv, g.dv.row);
+    const int64_t chain = p.Hq / p.Hkv * p.N < kFewRows ? kShortChain : kGradientTiles * kMaxLanes<C>;
+    product_in_chains(of_q, terms, chain, n, p.D, dk, g.dk.row);
+    product_in_chains(of_dout, terms, chain, n, p.Dv, dv, g.dv.row);
 }
 
 // Adds Σ P ∘ term over the keys of one block, for the terms that need it, to the sums of one tile.

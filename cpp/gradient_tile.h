@@ -17,10 +17,14 @@ template <class C> constexpr C kLog2 = C(0.69314718055994530942);
 template <class C> struct GradientTile {
     int vectors, row_count;
     bool not_finite;  // some normaliser is NaN
+    bool decode;      // so few rows that features lie in the lanes of products with K and V (decode.h)
+    bool one_block;   // all keys of the rows are in one block, where δ can be summed
     const Row* rows;
-    C *q, *dout, *dq;            // (feature, lane)
+    C *q, *dout;                 // (feature, lane), or (row, feature) where `decode`
+    C* dq;                       // (feature, lane)
     C *q_rows, *dout_rows;       // (row, feature), with the factors of dK and dV
-    C *m, *l, *inverse;          // by lane: largest logit, log₂ Σ 2^(logit − m), 1 / Σ
+    C *m, *l;                    // by lane: largest logit, log₂ Σ 2^(logit − m)
+    C *inverse, *rest;           // by lane: 1 / Σ, and what rounding took from it
     C *lse, *delta;              // by lane: m + l, δ
     C *d_temperature, *d_slope;  // by lane: Σ dx · x, Σ dx · |distance|
     C* sums;                     // by lane: Σ over the keys of P times the terms of statistics that need it
@@ -67,8 +71,8 @@ GradientScratch<C> lay_out_gradient(const Problem& p, const Gradients& g, Arena&
         x.q = arena.take<C>(lanes * p.D);
         x.dout = arena.take<C>(lanes * p.Dv);
         x.dq = arena.take<C>(lanes * p.D);
-        C* by_lane = arena.take<C>(8 * lanes);
-        for (C** to : {&x.m, &x.l, &x.inverse, &x.lse, &x.delta, &x.d_temperature, &x.d_slope, &x.sums})
+        C* by_lane = arena.take<C>(9 * lanes);
+        for (C** to : {&x.m, &x.l, &x.inverse, &x.rest, &x.lse, &x.delta, &x.d_temperature, &x.d_slope, &x.sums})
             *to = by_lane, by_lane += lanes;
         x.weights = arena.take<C>(kBlock * lanes);
         x.dx = arena.take<C>(kBlock * lanes);
@@ -85,7 +89,8 @@ GradientScratch<C> lay_out_gradient(const Problem& p, const Gradients& g, Arena&
     scratch.k = arena.take<C>(kBlock * p.D);
     scratch.v = arena.take<C>(kBlock * p.Dv);
     const int64_t panel = g.offsets ? kDiagonalPanel<C> : g.bias.data ? kBlock * lanes : 0;
-    scratch.spare = arena.take<C>(max(max(logits_scratch(p, lanes), panel), lanes * max(p.D, p.Dv) + 2 * lanes));
+    scratch.spare =
+        arena.take<C>(max(max(logits_scratch(p, lanes), panel), lanes * max(max(p.D, p.Dv) + 2, kDecodeStep)));
     scratch.ones = arena.take<C>(lanes);
     for (const Request& term : g.terms) scratch.terms.push_back(make(p, term, arena));
     return scratch;
@@ -96,12 +101,21 @@ template <class C> C gradient_factor(const Problem& p) {
     return p.softcap ? kLog2<C> : C(p.scale / p.temperature);  // a softcap's slope has the rest, in units of log 2
 }
 
+// Loads rows as one side of a product with K or V, and leaves them row by row.
+template <class C>
+void load_side(const Rows& from, int64_t batch, const GradientTile<C>& x, int64_t width, C factor, C* side, C* rows) {
+    const int64_t pitch = whole_vectors<C>(width);
+    gather(from, batch, x.rows, x.row_count, x.lanes(), width, factor, rows, pitch);
+    if (!x.decode) return transpose(rows, pitch, x.lanes(), width, side, x.lanes());
+    for (int r = 0; r < x.row_count; ++r) std::memcpy(side + r * width, rows + r * pitch, width * sizeof(C));
+}
+
 // Loads the queries of a tile, their bounds and the normalisers of their rows, in units of log 2.
 template <class C> void load_rows(const Problem& p, int64_t batch, GradientTile<C>& x, C* spare) {
     const int64_t D = whole_vectors<C>(p.D), all = p.B * p.Hq * p.N;
     const int lanes = x.lanes();
-    gather(p.q, batch, x.rows, x.row_count, lanes, p.D, query_factor<C>(p), x.q_rows, D);
-    transpose(x.q_rows, D, lanes, p.D, x.q, lanes);
+    x.decode = p.Hq / p.Hkv * p.N < kWidth<C>;
+    load_side(p.q, batch, x, p.D, query_factor<C>(p), x.q, x.q_rows);
     gather(p.q, batch, x.rows, x.row_count, lanes, p.D, gradient_factor<C>(p), x.q_rows, D);
     x.not_finite = false;
     for (int r = 0; r < lanes; ++r) {
@@ -109,7 +123,8 @@ template <class C> void load_rows(const Problem& p, int64_t batch, GradientTile<
         const C* found = reinterpret_cast<const C*>(p.normalisers) + (batch * p.Hq + row.head) * p.N + row.query;
         x.m[r] = found[0];  // 0 where nothing is allowed: 2^(−∞ − 0) = 0
         x.l[r] = std::log2(found[all]);
-        x.inverse[r] = C(1) / found[all];
+        const Rounded<C> inverse(1 / double(found[all]));
+        x.inverse[r] = inverse.value, x.rest[r] = inverse.rest;
         x.lse[r] = x.m[r] + x.l[r];
         const bool finite = x.l[r] - x.l[r] == C(0);
         x.not_finite |= !finite;
@@ -124,9 +139,11 @@ template <class C>
 void load_gradients(const Problem& p, const Gradients& g, int64_t batch, GradientTile<C>& x, const C* sums, C* spare) {
     const int64_t Dv = whole_vectors<C>(p.Dv);
     const int lanes = x.lanes();
-    gather(g.dout, batch, x.rows, x.row_count, lanes, p.Dv, C(1), x.dout_rows, Dv);
-    transpose(x.dout_rows, Dv, lanes, p.Dv, x.dout, lanes);
+    load_side(g.dout, batch, x, p.Dv, C(1), x.dout, x.dout_rows);
     std::memset(x.dq, 0, lanes * p.D * sizeof(C));
+    const Range run = next_run(x.rows, x.row_count, p.spans.count, 0, p.M);
+    x.one_block = p.M <= kBlock && g.terms.empty() && !g.dlse && !p.dropout &&
+                  next_run(x.rows, x.row_count, p.spans.count, run.end, p.M).empty();
     for (int r = 0; r < lanes; ++r) {
         const Row& row = x.rows[min(r, x.row_count - 1)];
         const int64_t at = (batch * p.Hq + row.head) * p.N + row.query;

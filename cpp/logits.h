@@ -23,6 +23,11 @@ template <class C> struct Block {
     bool consecutive() const { return are_consecutive(rows, row_count, lanes); }
 };
 
+// How many of `width` features are summed in one chain, for so many rows that share their keys.
+template <class C> int64_t score_chain(int64_t rows, int64_t keys, int64_t width) {
+    return rows < kMaxLanes<C> || keys < kWidth<C> ? min(kShortChain, max(width / 4, 4)) : kLongestChain;
+}
+
 template <class C> constexpr C kLog2e = C(1.4426950408889634074);
 
 // Query rows carry the scale, and log₂e / temperature where no softcap comes between.

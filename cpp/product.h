@@ -81,4 +81,22 @@ template <class C> void product(const Term<C>* terms, int count, int64_t keys, i
     }
 }
 
+// With fewer rows than this, dK and dV are short sums, and as exact as those of a dense product only in short chains.
+constexpr int64_t kFewRows = 512;
+
+// The same with sums over at most `chain` queries in one chain.
+template <class C>
+void product_in_chains(const Term<C>* terms, int count, int64_t chain, int64_t keys, int64_t width, C* c,
+                       int64_t stride) {
+    int64_t queries = 0;
+    for (int t = 0; t < count; ++t) queries += terms[t].n;
+    if (queries <= chain) return product(terms, count, keys, width, c, stride);
+    for (int t = 0; t < count; ++t)
+        for (int64_t q = 0; q < terms[t].n; q += chain) {
+            const Term<C>& all = terms[t];
+            const Term<C> part{all.x + q, all.pitch, all.y + q * all.stride, all.stride, min(chain, all.n - q)};
+            product(&part, 1, keys, width, c, stride);
+        }
+}
+
 }  // namespace limelight::LIMELIGHT_ISA

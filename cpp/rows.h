@@ -13,6 +13,12 @@ constexpr int64_t kBlock = 128;
 template <class C> constexpr Type kType = sizeof(C) == 8 ? Type::f64 : Type::f32;
 template <class C> constexpr int kMaxLanes = 3 * kWidth<C>;
 
+// A number in the compute type, and what rounding took from it: 0 where it is not finite.
+template <class C> struct Rounded {
+    C value, rest;
+    explicit Rounded(double exact) : value(C(exact)), rest(value - value == C(0) ? C(exact - double(value)) : C(0)) {}
+};
+
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 template <class C> int64_t whole_vectors(int64_t n) { return ceil_div(n, kWidth<C>) * kWidth<C>; }
 

@@ -79,7 +79,7 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         x.in_cache = in_cache(p);
         fill_rows(p, c, t.batch, t.unit + side, a * W, x.row_count, row);
         x.kv = row[0].head / c.group_size;
-        x.chain = c.rows < lanes || p.M < W ? kShortChain : kLongestChain;
+        x.chain = score_chain<C>(c.rows, p.M, p.D);
         x.span_bounds = span_bounds(row, x.row_count, p.spans.count);
         x.rows = row;
         x.q = y.q + i * lanes * p.D;
@@ -159,9 +159,8 @@ template <class C> RowResult<C> finish_row(const Problem& p, int64_t head, C m, 
         l = l * grown + std::exp2(sink - top);
         m = top;
     }
-    const double exact = double(grown) / double(l) / (1 - p.dropout);
-    const C factor = C(exact);
-    return {false, factor, factor - factor == C(0) ? C(exact - double(factor)) : C(0), m, l};
+    const Rounded<C> factor(double(grown) / double(l) / (1 - p.dropout));
+    return {false, factor.value, factor.rest, m, l};
 }
 
 template <class C> void write_normalisers(const Problem& p, int64_t batch, const Row& row, const RowResult<C>& end) {

@@ -61,9 +61,8 @@ def test_logsumexp(p: dict[str, Any]) -> None:
     assert_within(got, want, sums + logit_rounding(p))
 
 
-# Root-mean-square errors as multiples of those of the dense softmax in float32. The aim is 1.1 for all of them: the
-# forward pass meets it on every instruction set, the gradients do not yet.
-FORWARD_BOUND, GRADIENT_BOUND = 1.1, 4.0
+# Root-mean-square errors as multiples of those of the dense softmax in float32.
+FORWARD_BOUND, GRADIENT_BOUND = 1.1, 1.15
 
 
 def dense_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Any = None, bias: Any = None) -> Tensor:
@@ -90,7 +89,14 @@ def results(f: Any, inputs: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 
 def assert_as_exact_as_the_dense_softmax(
-    B: int, H: int, Hkv: int, N: int, M: int, D: int, gradient_bound: float = GRADIENT_BOUND, **options: Any
+    B: int,
+    H: int,
+    Hkv: int,
+    N: int,
+    M: int,
+    D: int,
+    bounds: tuple[float, float] = (FORWARD_BOUND, GRADIENT_BOUND),
+    **options: Any,
 ) -> None:
     """Compare our errors in float32 with those of the dense softmax in float32, measured against float64.
 
@@ -104,8 +110,8 @@ def assert_as_exact_as_the_dense_softmax(
     theirs = errors(lambda *x: dense_softmax(*x, **options), inputs, torch.float32, want)
     ratios = {name: a / b for name, a, b in zip(("out", "dq", "dk", "dv"), ours, theirs, strict=True)}
     text = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
-    assert ratios["out"] <= FORWARD_BOUND, text
-    assert max(ratios.values()) <= gradient_bound, text
+    assert ratios["out"] <= bounds[0], f"width {D}: {text}"
+    assert max(ratios.values()) <= bounds[1], f"width {D}: {text}"
 
 
 def kinds(N: int, M: int) -> dict[str, dict[str, Any]]:
@@ -131,7 +137,7 @@ def kinds(N: int, M: int) -> dict[str, dict[str, Any]]:
 def test_as_exact_as_the_dense_softmax(kind: str, M: int) -> None:
     """Sums over 1,009 to 9,001 keys: the error does not grow with them, of the output or of the gradients."""
     options = kinds(331, M)[kind]
-    assert_as_exact_as_the_dense_softmax(B=1, H=2, Hkv=2, N=331, M=M, D=16, gradient_bound=1.15, **options)
+    assert_as_exact_as_the_dense_softmax(B=1, H=2, Hkv=2, N=331, M=M, D=16, **options)
 
 
 @pytest.mark.parametrize(
@@ -156,16 +162,10 @@ def test_short_sums_are_as_exact_as_the_dense_softmax(N: int, M: int, isa: str) 
 
     The baseline has no fused multiply-add and four lanes, while the dense softmax here uses all that the machine has.
     """
-    bound = 1.5 if isa == "baseline" else FORWARD_BOUND
+    bounds = (1.5, 1.6) if isa == "baseline" else (FORWARD_BOUND, GRADIENT_BOUND)
     heads = 4 * (1200 // N // 4 + 1)
     for D in (8, 67, 251):
-        r = generator(N, M, D)
-        q, k, v = (torch.randn(1, h, n, D, generator=r) for h, n in ((heads, N), (heads // 4, M), (heads // 4, M)))
-        want = dense_softmax(q.double(), k.double(), v.double())
-        ours, theirs = (
-            float((x.double() - want).square().mean().sqrt()) for x in (ll.attention(q, k, v), dense_softmax(q, k, v))
-        )
-        assert ours <= bound * theirs, f"width {D}: {ours:.2e} against {theirs:.2e}"
+        assert_as_exact_as_the_dense_softmax(1, heads, heads // 4, N, M, D, bounds=bounds)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

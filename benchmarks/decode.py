@@ -1,0 +1,139 @@
+"""Decoding over many shapes: the worst ratio to SDPA, and the worst share of the machine's limit.
+
+    python benchmarks/decode.py              # 1 to 8 rows a key head, widths 64 to 256, 16 to 65,536 keys, four types
+    python benchmarks/decode.py --quick      # fewer keys and shorter repetitions
+    python benchmarks/decode.py --all        # a line for every shape
+
+A step reads its cache once: the limit is the larger of the time of reading so much memory and that of its
+multiply-adds, both measured beside each shape, for caches of 1 MB and more. Bytes are compared with SDPA on the float32
+cache that they stand for. The last line is one call for sequences of different lengths against one call for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import limelight as ll
+from limelight import backends
+from limelight.cli._bench.measuring import Call, best
+from limelight.functional import attention_int8
+
+ROWS, WIDTHS, KEYS = (1, 2, 4, 8), (64, 128, 256), (16, 128, 1024, 8192, 65536)
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "bytes": torch.int8}
+KEY_HEADS = 4
+LIMITED = 1 << 20  # bytes of a cache from which the machine's limit counts
+
+
+@dataclass
+class Shape:
+    """One decoding step: ``rows`` query heads for each of KEY_HEADS key heads."""
+
+    kind: str
+    rows: int
+    width: int
+    keys: int
+
+    @property
+    def bytes(self) -> int:
+        """Size of K and V."""
+        return 2 * KEY_HEADS * self.keys * self.width * TYPES[self.kind].itemsize
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of the two products."""
+        return 4.0 * KEY_HEADS * self.rows * self.keys * self.width
+
+    def calls(self) -> dict[str, Call]:
+        """Return both contestants."""
+        dtype = torch.float32 if self.kind == "bytes" else TYPES[self.kind]
+        q = torch.randn(1, KEY_HEADS * self.rows, 1, self.width).to(dtype)
+        k, v = (torch.randn(1, KEY_HEADS, self.keys, self.width).to(dtype) for _ in range(2))
+        theirs = lambda: scaled_dot_product_attention(q, k, v, enable_gqa=self.rows > 1)  # noqa: E731
+        if self.kind != "bytes":
+            return {"limelight": lambda: ll.attention(q, k, v), "SDPA": theirs}
+        kept_k, kept_v = ll.ByteCache()[0].extend(k, v)
+        return {"limelight": lambda: attention_int8(q, kept_k, kept_v), "SDPA": theirs}
+
+
+@dataclass
+class Result:
+    """The ratio of a shape to SDPA and, for large caches, its share of the machine's limit."""
+
+    shape: Shape
+    ratio: float
+    share: float | None
+
+    def __str__(self) -> str:
+        share = "" if self.share is None else f"{self.share:.0%}"
+        s = self.shape
+        return f"| {s.kind} | {s.rows} | {s.width} | {s.keys} | {self.ratio:.2f} | {share} |"
+
+
+def shapes(quick: bool) -> Iterator[Shape]:
+    """Yield every shape."""
+    for kind in TYPES:
+        for width in WIDTHS:
+            for rows in ROWS:
+                for keys in KEYS[::2] if quick else KEYS:
+                    yield Shape(kind, rows, width, keys)
+
+
+def measure(shape: Shape, seconds: float) -> Result:
+    """Measure both contestants in turns, and the machine's limits around them."""
+    calls = shape.calls()
+    times = best(calls, seconds)
+    share = None
+    if shape.bytes >= LIMITED:
+        limit = max(shape.flops / backends.peak_flops(1, False), shape.bytes / backends.read_bandwidth(1, shape.bytes))
+        share = limit / times["limelight"]
+    return Result(shape, times["SDPA"] / times["limelight"], share)
+
+
+def ragged(seconds: float) -> float:
+    """Return the time of one padded call for eight sequences over that of a call for each."""
+    lengths = [337, 4099, 1021, 2503, 64, 3001, 769, 1531]
+    q = torch.randn(len(lengths), 8, 1, 64)
+    k, v = (torch.randn(len(lengths), 8, max(lengths), 64) for _ in range(2))
+    mask = ll.Padding(torch.tensor(lengths))
+
+    def each() -> None:
+        for i, n in enumerate(lengths):
+            ll.attention(q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n])
+
+    times = best({"one": lambda: ll.attention(q, k, v, mask=mask), "each": each}, seconds)
+    return times["one"] / times["each"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer keys, shorter repetitions")
+    parser.add_argument("--all", action="store_true", help="a line for every shape")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    seconds = 0.02 if arguments.quick else 0.1
+    head = "| type | rows | width | keys | SDPA / limelight | of the limit |\n|---|--:|--:|--:|--:|--:|"
+    with torch.inference_mode():
+        found = [measure(shape, seconds) for shape in shapes(arguments.quick)]
+        together = ragged(10 * seconds)
+    print(f"{len(found)} shapes, one thread, {backends.isa()}\n\nworst ratio to SDPA of each type\n\n{head}")
+    for kind in TYPES:
+        print(min((x for x in found if x.shape.kind == kind), key=lambda x: x.ratio))
+    print(f"\nsmallest share of the limit of each type, caches of 1 MB and more\n\n{head}")
+    for kind in TYPES:
+        print(min((x for x in found if x.shape.kind == kind and x.share), key=lambda x: x.share or 0.0))
+    slower = sum(x.ratio < 1 for x in found)
+    below = sum(x.share is not None and x.share < 0.85 for x in found)
+    large = sum(x.share is not None for x in found)
+    print(f"\n{slower} of {len(found)} slower than SDPA; {below} of {large} below 85% of the limit")
+    print(f"eight ragged sequences in one call: {together:.2f} of the time of eight calls")
+    if arguments.all:
+        print("", head, *found, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

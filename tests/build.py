@@ -10,6 +10,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
+# An editable installation finds its own files before those on PYTHONPATH.
+WITHOUT_EDITABLE = """\
+import sys
+
+sys.meta_path = [x for x in sys.meta_path if "_editable_" not in type(x).__module__]
+"""
+
 
 def build(
     folder: Path, *, compiler: str = "c++", flags: str = "", build_type: str = "Release", kernels: str = "ON"
@@ -35,6 +42,7 @@ def build(
     shutil.copytree(ROOT / "src" / "limelight", package, ignore=shutil.ignore_patterns("_native*", "__pycache__"))
     for extension in (folder / "build").glob("_native*.so"):
         shutil.copy(extension, package / "backends")
+    (package.parent / "sitecustomize.py").write_text(WITHOUT_EDITABLE)
     return package.parent
 
 

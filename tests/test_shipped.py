@@ -153,3 +153,22 @@ def test_transformers_reads_it_alike(translator: Translator) -> None:
     written = theirs.generate(ids, num_beams=4, max_new_tokens=40)
     ours = translator("He drank a glass of cold water.").text
     assert translator.tokenizer.decode(written[0].tolist()) == ours
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("I live at 221 Baker Street.", "221 Baker Street"),
+        ("He lives at 12 Oak Avenue, Springfield.", "12 Oak Avenue, Springfield"),
+        ("Send it to 350 Fifth Avenue, New York, NY 10118.", "350 Fifth Avenue, New York, NY 10118"),
+        ("The shop at 45 Elm Street closes at 9:30 p.m.", "45 Elm Street"),
+        ('He said "yes" twice.', '"oui"'),
+        ('He called it "a miracle" yesterday.', '"un miracle"'),
+        ('She asked, "Where are you going?"', '"Où allez-vous ?"'),
+        ('"I am tired," she said.', '"Je suis fatigué,"'),
+    ],
+)
+def test_addresses_and_quotes_survive(translator: Translator, text: str, kept: str) -> None:
+    found = translator(text)
+    assert kept in found.text
+    assert not [note for note in found.notes if "missing" in note or "became" in note]

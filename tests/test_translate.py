@@ -22,11 +22,12 @@ from limelight.cli import main
 from limelight.models.generation import beam_hypotheses
 from limelight.translate import Pair, Recipe, display, stand_ins, training, vocabulary
 from limelight.translate.augmentation import Augmenter
-from limelight.translate.copying import Phrase, changes, phrases
+from limelight.translate.copying import Phrase, changes, phrases, whole_names
 from limelight.translate.data import Batch, batches, padded
 from limelight.translate.defaults import advice_on, choices_for
 from limelight.translate.distillation import own_pairs
 from limelight.translate.numerals import numbers
+from limelight.translate.quotes import without_marks
 from limelight.translate.search import PhraseSearch
 from limelight.translate.sentences import split
 from limelight.translate.training import loss_of
@@ -339,7 +340,8 @@ def test_sentences() -> None:
     assert [p.text for p in pieces] == [
         "  Hello, Mr. Smith!",
         "How are you?",
-        '"Fine." she said.',
+        '"Fine."',
+        "she said.",
         "J. R. came at 5 p.m. It rained…",
         "Then 3 left.",
     ]
@@ -674,3 +676,36 @@ def test_typing(toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert "chat un voit chien le." in said.out
     assert "homme un" in said.out
     assert "Ctrl-D" in said.err
+
+
+def test_an_address_is_one_name_and_its_loss_is_noted() -> None:
+    known = frozenset({"we", "met", "at", "in"})
+    text = "We met Zelda at 14 Rue Street, Oslo in 1987."
+    assert phrases(text, known) == [Phrase("1987", True), Phrase("14 Rue Street, Oslo", False), Phrase("Zelda", False)]
+    assert changes(text, "Zelda, 14 Rue Street, Oslo, 1987", known) == []
+    assert "the address 14 Rue Street, Oslo is missing" in changes(text, "Zelda, 14, Rue, Oslo, 1987", known)
+    assert whole_names("We met 3 times in Street View.", known) == ["Street View"]
+
+
+def test_an_address_in_place_of_a_city() -> None:
+    chosen = {"14 Elm Street": "Boston"}
+    assert stand_ins.put_in("He lives at 14 Elm Street now.", chosen) == "He lives in Boston now."
+    assert stand_ins.put_back("Il vit à Boston maintenant.", chosen) == "Il vit au 14 Elm Street maintenant."
+
+
+def test_speech_and_speaker_are_apart() -> None:
+    def pieces(text: str) -> list[str]:
+        return [piece.text for piece in split(text, lambda _: True)]
+
+    assert pieces('She asked, "Where?"') == ["She asked,", '"Where?"']
+    assert pieces('"Here," he said.') == ['"Here,"', "he said."]
+    assert pieces('He said "yes" twice.') == ['He said "yes" twice.']
+    assert pieces('"A" and "B," he said.') == ['"A" and "B," he said.']
+    for text in ('She asked, "Where?"', '"Here," he said.'):
+        assert "".join(piece.text + piece.after for piece in split(text, lambda _: True)) == text
+
+
+def test_one_pair_of_quotation_marks_inside() -> None:
+    assert without_marks('He said "yes, now." twice.') == ("He said yes, now. twice.", 8, 16)
+    for text in ('"All of it."', "none", 'an "odd one', 'two "a" and "b"', 'an empty "…" one'):
+        assert without_marks(text) is None

@@ -13,6 +13,12 @@ WORDS = "words.txt"  # in a model's folder: the English words that it knows, whi
 
 _WORD = re.compile(r"[^\W\d_]+")
 _WORDS = re.compile(r"[^\W\d_]+(?:[ '-][^\W\d_]+)*")
+# 221B Baker Street, London; 350 Fifth Avenue, New York, NY 10118: kept as it is.
+_STREETS = "Street|Avenue|Road|Lane|Drive|Boulevard|Square|Court|Place|Terrace|Way|St|Ave|Rd|Blvd"
+ADDRESS = re.compile(
+    rf"\b\d+[A-Za-z]?(?: [A-Z]\w*| \d+(?:st|nd|rd|th)){{1,4}}? (?:{_STREETS})\b"
+    r"(?:, [A-Z]\w+(?: [A-Z]\w+)*)*(?: \d{5}\b)?"
+)
 _QUOTE = re.compile(r'["«»“”]')
 # Words that a translation may write in digits.
 _IN_WORDS = re.compile(
@@ -43,12 +49,15 @@ def _is_name(word: str, known: frozenset[str] | None) -> bool:
 
 
 def whole_names(text: str, known: frozenset[str] | None) -> list[str]:
-    """The same with names that follow each other as one.
+    """The same with names that follow each other as one, and addresses.
 
     >>> whole_names("Zelda saw Lily-Rose Okonkwo.", frozenset({"saw"}))
     ['Zelda', 'Lily-Rose Okonkwo']
+    >>> whole_names("Zelda lives at 221 Baker Street, London.", frozenset({"lives", "at"}))
+    ['221 Baker Street, London', 'Zelda']
     """
-    found = _WORDS.finditer(text)
+    addresses = ADDRESS.findall(text)
+    found = _WORDS.finditer(ADDRESS.sub("\n", text))
     split = (re.split(r"([ '-])", run[0]) for run in found)
     wholes: list[str] = []
     for parts in split:
@@ -60,7 +69,7 @@ def whole_names(text: str, known: frozenset[str] | None) -> list[str]:
             else:
                 whole += (parts[n - 1] if whole else "") + parts[n]
         wholes.append(whole)
-    return list(dict.fromkeys(name for name in wholes if name))
+    return list(dict.fromkeys(name for name in (*addresses, *wholes) if name))
 
 
 class Phrase(NamedTuple):
@@ -72,7 +81,7 @@ class Phrase(NamedTuple):
 
 def phrases(text: str, known: frozenset[str] | None) -> list[Phrase]:
     """All numbers in digits and all names of a sentence."""
-    found = [Phrase(in_french(number), True) for number in NUMBER.findall(text)]
+    found = [Phrase(in_french(number), True) for number in NUMBER.findall(ADDRESS.sub("\n", text))]
     return [*found, *(Phrase(name, False) for name in whole_names(text, known))]
 
 
@@ -94,6 +103,7 @@ def changes(source: str, target: str, known: frozenset[str] | None) -> list[str]
     found = [f"the number {a} became {b}" for a, b in zip(lost.elements(), new.elements(), strict=False)]
     found += [f"the number {number} is missing" for number in list(lost.elements())[new.total() :]]
     found += [f"the number {number} was added" for number in list(new.elements())[lost.total() :]]
+    found += [f"the address {address} is missing" for address in ADDRESS.findall(source) if address not in target]
     written = set(_WORD.findall(target))
     found += [f"the name {name} is missing" for name in names(source, known) if name not in written]
     if len(_QUOTE.findall(source)) > len(_QUOTE.findall(target)):

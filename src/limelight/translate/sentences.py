@@ -22,6 +22,8 @@ _SUBJECT = (
     r"(?:I|you|he|she|it|we|they|there|this|that|these|those|my|your|his|her|its|our|their|the|a|an|no|all|some|every"
     r"|everyone|everybody|nobody|someone|what|who|where|when|why|how|if|please|let|don't|never|do|does|did|can|is|are)"
 )
+# Speech and who speaks, on either side: she asked, "Where?" and "Here," he said.
+_SPEECH = re.compile(r'(?<=[,:])\s+(?="[^"]+"\W*$)|(?<=[,.!?]")\s+(?=[^\W\d_][^"]*$)')
 _CLAUSE = re.compile(rf",?\s+(?=(?:and|but|or)\s+{_SUBJECT}(?:'\w+)?\s)")
 _LEAST = 3  # words of a clause
 _PLACES = (
@@ -56,7 +58,17 @@ def split(text: str, fits: Callable[[str], bool]) -> list[Piece]:
         pieces.append(Piece(sentence, end["space"] or end["kept"] or end["line"]))
         begin = end.end()
     pieces.append(Piece(text[begin:], ""))
-    return [part for piece in pieces if piece.text or piece.after for part in _parts(piece, fits)]
+    spoken = [part for piece in pieces if piece.text or piece.after for part in _speech(piece)]
+    return [part for piece in spoken for part in _parts(piece, fits)]
+
+
+def _speech(piece: Piece) -> list[Piece]:
+    """What is said in quotation marks, and who says it, apart from each other."""
+    found = _SPEECH.search(piece.text) if piece.text.count('"') == 2 else None
+    if found is None:
+        return [piece]
+    first, second = piece.text[: found.start()], piece.text[found.end() :]
+    return [Piece(first, found[0]), Piece(second, piece.after, goes_on=first.startswith('"'))]
 
 
 def _is_numbered(sentence: str, following: str) -> bool:

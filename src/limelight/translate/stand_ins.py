@@ -20,7 +20,7 @@ from limelight.translate.numerals import NUMBER, in_french
 NAMES = "names.json"  # in a model's folder
 
 _CAPITAL = re.compile(r"(?<![^\W\d_])[^\W\d_a-zß-öø-ÿ][^\W\d_]{2,}")
-_WHERE = re.compile(r"(?:\b[Ii]n|\b[Tt]o|\b[Ff]rom|\b[Nn]ear|\b[Vv]isit\w*|\b[Ii]nto|\b[Aa]round) $")
+_WHERE = re.compile(r"(?:\b[Ii]n|\b[Aa]t|\b[Tt]o|\b[Ff]rom|\b[Nn]ear|\b[Vv]isit\w*|\b[Ii]nto|\b[Aa]round) $")
 _ARTICLE = re.compile(r"(?:\b(?:le|la|en|du|au|Le|La|En) |[lL]['’])$")
 _PART = re.compile(r"[A-Z]\w+ $")
 _ENOUGH = 50  # pairs
@@ -53,6 +53,8 @@ class StandIns:
 def put_in(text: str, chosen: dict[str, str]) -> str:
     """An English text with other names."""
     for name, other in chosen.items():
+        if name[0].isdigit():  # an address: at 221 Baker Street becomes in Boston
+            text = re.sub(rf"\bat {re.escape(name)}(?!\w)", f"in {other}", text)
         text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", other, text)
     return text
 
@@ -64,6 +66,8 @@ def put_back(text: str, chosen: dict[str, str]) -> str:
     "le chien d'Anna"
     """
     for name, other in chosen.items():
+        if name[0].isdigit():
+            text = re.sub(rf"\bà {other}\b", f"au {other}", text)
         text = put_name(text, other, name)
     return text
 

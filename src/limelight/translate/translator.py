@@ -30,6 +30,7 @@ from limelight.translate.copying import (
 from limelight.translate.data import padded
 from limelight.translate.numerals import NUMBER
 from limelight.translate.plan import Part, Plan, shown
+from limelight.translate.quotes import with_marks, without_marks
 from limelight.translate.results import Sentence, Translation
 from limelight.translate.search import PhraseSearch
 from limelight.translate.sentences import split
@@ -220,6 +221,7 @@ class Translator:
 
     def _kept(self, text: str, source: list[int], target: list[int], beams: int) -> list[int]:
         """The translation, or another one where it lost a number or a name and the other one does not."""
+        target = self._quoted(text, beams) or target
 
         def lost(ids: list[int]) -> int:
             return len(self._lost(text, ids))
@@ -233,9 +235,22 @@ class Translator:
                 break
         return best
 
+    def _quoted(self, text: str, beams: int) -> list[int] | None:
+        """A translation without the quotation marks inside a sentence, which are then put where its words are."""
+        quote = without_marks(text)
+        if quote is None:
+            return None
+        (source,) = vocabulary.encode(self.tokenizer, [quote.text])
+        target = self._kept(quote.text, source, self._generated([source], beams)[0], beams)
+        sentence = self._sentence(quote.text, source, target, [0.0] * len(target))
+        marked = with_marks(quote, sentence)
+        return None if marked is None else [target[0], *vocabulary.encode(self.tokenizer, [marked])[0]]
+
     def _lost(self, text: str, target: list[int]) -> list[str]:
         """Numbers and names that a translation does not keep."""
-        return [change for change in changes(text, self.tokenizer.decode(target), self.words) if change[:5] == "the n"]
+        return [
+            change for change in changes(text, self.tokenizer.decode(target), self.words) if change.startswith("the ")
+        ]
 
     def _others(self, text: str, source: list[int], beams: int) -> Iterator[list[int]]:
         """Other translations of a sentence: with names that the model knows by heart, and by a search for phrases."""

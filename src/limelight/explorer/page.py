@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from limelight.explorer.bundle import bundle
 from limelight.explorer.front import FRONT
-from limelight.explorer.subject import Head, Subject
+from limelight.explorer.head import Head
+from limelight.explorer.subject import Subject
 from limelight.lens import Record
 from limelight.lens.reading import Reading
 from limelight.matrix.base import Weights

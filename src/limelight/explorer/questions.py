@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from limelight.explorer.subject import Head, Matrix, Subject
+    from limelight.explorer.head import Head
+    from limelight.explorer.subject import Matrix, Subject
 
 
 QUICK, SLOW, BACKGROUND = "quick", "slow", "background"  # lanes: see limelight.explorer.workers

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from limelight.explorer.head import SMALL
 from limelight.explorer.questions import BACKGROUND, QUICK, Answer, Arguments, question
-from limelight.explorer.subject import SMALL, Subject
+from limelight.explorer.subject import Subject
 
 _CELLS = 64  # of a thumbnail, on a side
 _TOGETHER = 64  # thumbnails of a request

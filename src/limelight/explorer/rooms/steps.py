@@ -11,8 +11,9 @@ from torch import Tensor
 
 from limelight.core.examples import EMBEDDINGS, TOKENS, W_K, W_Q, W_V
 from limelight.core.masks import Causal, Mask, Window
+from limelight.explorer.head import strongest
 from limelight.explorer.questions import SLOW, Answer, Arguments, RefusedError, question
-from limelight.explorer.subject import Subject, strongest
+from limelight.explorer.subject import Subject
 from limelight.lens.text_trace import trace_call
 from limelight.matrix.lazy import LazyWeights
 from limelight.matrix.steps import trace

@@ -94,7 +94,7 @@ def test_the_output(folders: dict[str, Path], picture: Path, tmp_path: Path) -> 
     result = look("--image", picture, "--model", folders["dinov2"])
     assert result.exit_code == 0, result.output
     for part in (
-        "5 × 7 patches of 20 × 28 pixels, after class, register 0",
+        "5 × 7 patches of a picture of 20 × 28 pixels, after class, register 0",
         "entropy",
         "what [class] looks at",
         "rollout",

@@ -41,7 +41,7 @@ def described(reading: Reading) -> str:
     special = f", after {', '.join(grid.before)}" if grid.before else ""
     assert reading.picture is not None
     height, width = reading.picture.shape[:2]
-    return f"tokens of the picture: {grid.rows} × {grid.cols} patches of {height} × {width} pixels{special}"
+    return f"tokens: {grid.rows} × {grid.cols} patches of a picture of {height} × {width} pixels{special}"
 
 
 def draw(reading: Reading, call: Call, head: int, patch: tuple[int, int] | None, console: Console) -> None:

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import limelight as ll
-from limelight.core.masks import Mask
+from limelight.core import reference
+from limelight.core.masks import Mask, Spans, lower_mask
+from limelight.core.masks.passes import plan
 
 LAYOUT = torch.rand(4, 4, generator=torch.Generator().manual_seed(5)) > 0.5
 FLAGS = torch.rand(2, 11, generator=torch.Generator().manual_seed(7)) > 0.6
@@ -120,3 +122,71 @@ def test_compiled() -> None:
     compiled = torch.compile(lambda q, k, v: ll.attention(q, k, v, mask=mask), fullgraph=True, backend="aot_eager")
     q, k, v = (torch.randn(1, 2, 13, 5) for _ in "qkv")
     torch.testing.assert_close(compiled(q, k, v), ll.attention(q, k, v, mask=mask))
+
+
+PATTERNS = [
+    ll.Strided(5),
+    ll.Causal() & ll.Strided(4),
+    ll.Dilated(3, 5),
+    ll.Causal() & (ll.Window(3) | ll.Strided(5)),
+    ll.Padding([19, 31]) & (ll.Dilated(2, 3) | ll.Window(2) | ll.First(2)),
+    ll.Window(2) | ll.Global([0, 5, 9, 17]),
+    ll.Causal() & (ll.Window(2) | ll.Global([0, 5, 9, 17]) | ll.Strided(6)),
+    ll.Strided(3) & ~ll.Window(1) & ll.Documents(torch.arange(31) // 11),
+    ll.RandomBlocks(4, 2) | ll.Strided(7),
+]
+
+
+@pytest.mark.parametrize("mask", PATTERNS, ids=repr)
+@pytest.mark.parametrize("N", [31, 13, 1])
+@pytest.mark.parametrize("sink", [False, True])
+def test_passes_equal_the_equation_with_gradients(mask: Mask, N: int, sink: bool) -> None:
+    options = {"mask": mask, "sink": torch.randn(6) if sink else None, "softcap": 3.0}
+    tensors = [torch.randn(s, dtype=torch.float64) for s in ((2, 6, N, 5), (2, 3, 31, 5), (2, 3, 31, 7))]
+    dout = torch.randn(2, 6, N, 7, dtype=torch.float64)
+    results = []
+    for attend in (ll.attention, reference.attention):
+        q, k, v = (x.clone().requires_grad_() for x in tensors)
+        out = attend(q, k, v, **options)
+        results.append([out, *torch.autograd.grad(out, (q, k, v), dout)])
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want)
+    assert "pass" in ll.backend_for(q, k, v, **options).reason
+
+
+def test_no_pair_is_computed_twice_or_left_out() -> None:
+    N, M = 23, 31
+    for mask in PATTERNS:
+        counts = torch.zeros(2, N, M, dtype=torch.int64)
+        for queries, keys, spans, _ in plan(mask, N, M):
+            queries = torch.arange(N) if queries is None else queries
+            keys = torch.arange(M) if keys is None else keys
+            inside = torch.arange(len(keys))
+            allowed = torch.ones(1, len(queries), len(keys), dtype=torch.bool)
+            if spans is not None:
+                begin, end = spans[:, :, :, None].unbind(-1)
+                allowed = ((begin <= inside) & (inside < end)).any(2)
+            counts[:, queries[:, None], keys] += allowed.expand(2, -1, -1)
+        assert torch.equal(counts, mask.dense(N, M).expand(2, 1, N, M)[:, 0].long()), mask
+
+
+def test_what_passes_cannot_express_is_said_and_still_exact() -> None:
+    q, k, v = (torch.randn(1, 2, 29, 5) for _ in "qkv")
+    for options in ({"mask": ll.Strided(4) | ll.Strided(6)}, {"mask": ll.Strided(4), "bias": ll.ALiBi(2)}):
+        assert "many short spans" in ll.backend_for(q, k, v, **options).reason
+        torch.testing.assert_close(ll.attention(q, k, v, **options), reference.attention(q, k, v, **options))
+
+
+def test_dense_masks_skip_blocks_that_are_false() -> None:
+    n, H = 331, 3
+    ids = torch.arange(n) // 83
+    allowed = (ids[:, None] == ids).expand(2, 1, n, n).clone()
+    allowed[1, 0, :, 100:300] = False
+    spans = lower_mask(ll.Dense(allowed), n, n).spans
+    assert spans is not None
+    inside = ll.Dense(allowed).dense(n) & ~Spans(spans).dense(n)
+    assert not inside.any(), "nothing that is allowed is left out"
+    assert Spans(spans).dense(n).float().mean() < 0.5
+    q, k, v = (torch.randn(2, H, n, 7) for _ in "qkv")
+    for mask in (ll.Dense(allowed), ll.Dense(allowed) & ll.Causal(), ll.Dense(allowed) | ll.Window(2)):
+        torch.testing.assert_close(ll.attention(q, k, v, mask=mask), reference.attention(q, k, v, mask=mask))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.backends import autograd, blocks, native, no_kernels, sdpa
+from limelight.backends import autograd, blocks, native, no_kernels, passes, sdpa
 from limelight.backends.gradients import Normalisers
 from limelight.backends.int8 import Int8Rows
 from limelight.backends.shared import SharedBackward
@@ -59,7 +59,11 @@ def choose_for_attention(p: Problem, v: Tensor) -> Backend:
     """Choose what computes the output of a problem without dropout."""
     chosen = choose(p)
     reason = sdpa.reason(p, v) if chosen is _NATIVE else None
-    return chosen if reason is None else Backend("sdpa", reason)
+    if reason is not None:
+        return Backend("sdpa", reason)
+    if chosen is _NATIVE and p.mask is not None and p.mask.reorders:
+        return Backend("native", f"{_NATIVE.reason}, {passes.describe(p)}")
+    return chosen
 
 
 @cache
@@ -73,7 +77,7 @@ def attention(p: Problem, v: Tensor, dropout: float = 0.0, backend: str | None =
     if backend is None and not dropout and choose(p) is _NATIVE:
         if sdpa.reason(p, v):
             return sdpa.attention(p, v)
-        if not _is_recorded(p, v):
+        if not _is_recorded(p, v) and not (p.mask is not None and p.mask.reorders):
             return native.attention(p, v)
     return _attention_and_lse(p, v, dropout, backend)[0]
 
@@ -83,7 +87,7 @@ def attention_with_normalisers(p: Problem, v: Tensor) -> tuple[Tensor, Normalise
 
     Where a gradient may be asked for, statistics of the same weights can share its backward pass.
     """
-    if choose(p) is not _NATIVE:
+    if choose(p) is not _NATIVE or passes.passes_of(p) is not None:
         return _attention_and_lse(p, v, 0.0, None)[0], None, None
     if _is_recorded(p, v):
         return autograd.attention_with_normalisers(p.q, p.k, v, p.lower())
@@ -137,6 +141,9 @@ def _is_recorded(p: Problem, v: Tensor) -> bool:
 
 def _attention_and_lse(p: Problem, v: Tensor, dropout: float, backend: str | None) -> tuple[Tensor, Tensor]:
     name = _name_of_backend(p, backend)
+    found = passes.passes_of(p) if name == "native" and not dropout else None
+    if found is not None:
+        return passes.attention(p, v, found, lambda part, values: _attention_and_lse(part, values, 0.0, backend))
     lowered = p.lower(dropout, new_seed()) if dropout else p.lower()
     if name == "portable":
         return blocks.forward(p, v, lowered)

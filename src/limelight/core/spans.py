@@ -103,7 +103,7 @@ def intersection(a: Tensor, b: Tensor, M: int) -> Tensor:
         return complement(union(complement(a, M), complement(b, M), M), M)
     begin = torch.maximum(a[..., :, None, 0], b[..., None, :, 0]).flatten(2)
     end = torch.minimum(a[..., :, None, 1], b[..., None, :, 1]).flatten(2)
-    return _tidy(begin, end, M, a.shape[2] + b.shape[2] - 1)
+    return tidy(begin, end, M, a.shape[2] + b.shape[2] - 1)
 
 
 def union(a: Tensor, b: Tensor, M: int) -> Tensor:
@@ -111,7 +111,7 @@ def union(a: Tensor, b: Tensor, M: int) -> Tensor:
     batch, N = max(a.shape[0], b.shape[0]), a.shape[1]
     both = torch.cat([x.expand(batch, N, -1, -1) for x in (a, b)], 2)
     count = both.shape[2]
-    begin, end = _tidy(both[..., 0], both[..., 1], M, count).unbind(-1)
+    begin, end = tidy(both[..., 0], both[..., 1], M, count).unbind(-1)
     if begin.shape[2] == 1:
         return torch.stack([begin, end], -1)
     # A span that begins behind the end of all before it begins a run, which ends before the next one begins.
@@ -121,25 +121,25 @@ def union(a: Tensor, b: Tensor, M: int) -> Tensor:
     begins, ends = torch.cat([edge, apart], 2), torch.cat([apart, edge], 2)
     first = torch.where(begins, begin, M).sort(2).values
     last = torch.where(ends, reach, M).sort(2).values
-    return _tidy(first, last, M, count)
+    return tidy(first, last, M, count)
 
 
 def complement(a: Tensor, M: int) -> Tensor:
     """The spans of keys that lie in no span of ``a``."""
-    a = _tidy(a[..., 0], a[..., 1], M, a.shape[2])
+    a = tidy(a[..., 0], a[..., 1], M, a.shape[2])
     edge = a.new_zeros(*a.shape[:2], 1)
     begin = torch.cat([edge, a[..., 1]], 2)
     end = torch.cat([a[..., 0], edge + M], 2)
-    return _tidy(begin, end, M, a.shape[2] + 1)
+    return tidy(begin, end, M, a.shape[2] + 1)
 
 
 def clip(a: Tensor, first: int, last: int) -> Tensor:
     """The parts of spans that lie in ``first ≤ key < last``, counted from ``first``."""
     begin, end = (a - first).clamp(0, last - first).unbind(-1)
-    return _tidy(begin, end, last - first, a.shape[2])
+    return tidy(begin, end, last - first, a.shape[2])
 
 
-def _tidy(begin: Tensor, end: Tensor, M: int, most: int) -> Tensor:
+def tidy(begin: Tensor, end: Tensor, M: int, most: int) -> Tensor:
     """Sort spans by begin with the empty ones last; at most ``most`` are not empty.
 
     As many columns remain as there really are, or ``most`` under ``torch.compile``, where shapes come first.

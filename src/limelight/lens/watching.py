@@ -151,6 +151,10 @@ def watch_with(
 ) -> Iterator[Record]:
     """Send all attention calls of a model to a recorder inside a ``with`` block."""
     with ExitStack() as stack:
+        if is_transformers_model(model):
+            from limelight.lens.hf.registration import refuse_banded_attention
+
+            refuse_banded_attention(model)
         if is_diffusers_model(model):
             from limelight.lens.diffusion import intercept_diffusion
 

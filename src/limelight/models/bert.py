@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor, nn
@@ -43,34 +44,61 @@ def classification(config: Config) -> str | None:
 
 def build(config: Config) -> LanguageModel:
     """Build BERT from a configuration."""
+    refuse(config, position_embedding_type="absolute")
+    embedding, blocks = parts(config, lambda _: MultiHeadAttention)
+    head: nn.Module | None = classifier(config, classification(config), embedding.table.embedding_dim)
+    if has_head(config):
+        head = masked_head(config, embedding.table, word(config, "hidden_act", "gelu"))
+    return LanguageModel(embedding, Encoder(blocks), head)
+
+
+def parts(
+    config: Config,
+    attention: Callable[[int], Callable[..., MultiHeadAttention]],
+    *,
+    act: str = "gelu",
+    first_position: int = 0,
+    scale: float = 1.0,
+) -> tuple[Embedding, list[Block]]:
+    """Build the embedding and the blocks of BERT and of models that differ from it in their attention.
+
+    ``attention(n)`` makes the attention of layer n; ``act`` is the default of ``hidden_act``.
+    """
     names = "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"
     width, depth, heads, hidden, vocabulary = need(config, *names)
     (positions,) = need(config, "max_position_embeddings")
-    refuse(config, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
-    norm = partial(nn.LayerNorm, eps=number(config, "layer_norm_eps", 1e-12))
-    act, drop = word(config, "hidden_act", "gelu"), dropout(config, "hidden_dropout_prob")
+    refuse(config, is_decoder=False, add_cross_attention=False)
+    norm, drop = _norm(config), dropout(config, "hidden_dropout_prob")
 
-    def block() -> Block:
-        attention = MultiHeadAttention(width, heads, dropout=dropout(config, "attention_probs_dropout_prob"))
-        return Block(attention, FeedForward(width, hidden, activation(act)), norm=norm, order="post", dropout=drop)
+    def block(n: int) -> Block:
+        attend = attention(n)(width, heads, dropout=dropout(config, "attention_probs_dropout_prob"))
+        feed_forward = FeedForward(width, hidden, activation(word(config, "hidden_act", act)))
+        return Block(attend, feed_forward, norm=norm, order="post", dropout=drop)
 
     embedding = Embedding(
         vocabulary,
         width,
-        positions=Learned(positions, width),
+        positions=Learned(positions - first_position, width, first_position),
         segments=size(config, "type_vocab_size", 2),
         norm=norm(width),
+        scale=scale,
         dropout=drop,
     )
-    head: nn.Module | None = classifier(config, classification(config), width)
-    if has_head(config):
-        head = MaskedHead(embedding.table, act, norm(width))
-    return LanguageModel(embedding, Encoder(block() for _ in range(depth)), head)
+    return embedding, [block(n) for n in range(depth)]
+
+
+def masked_head(config: Config, table: nn.Embedding, act: str) -> MaskedHead:
+    """Build the head of a masked language model."""
+    return MaskedHead(table, act, _norm(config)(table.embedding_dim))
+
+
+def _norm(config: Config) -> Callable[[int], nn.Module]:
+    return partial(nn.LayerNorm, eps=number(config, "layer_norm_eps", 1e-12))
 
 
 def tensors(config: Config) -> list[TensorMap]:
     """Map the tensors of a checkpoint to the parameters of ``build``."""
-    parts = {
+    names = {
         "attention.self.query": "attention.query",
         "attention.self.key": "attention.key",
         "attention.self.value": "attention.value",
@@ -80,7 +108,7 @@ def tensors(config: Config) -> list[TensorMap]:
         "output.dense": "feed_forward.down",
         "output.LayerNorm": "feed_forward_norm",
     }
-    layer = [x for theirs, ours in parts.items() for x in affine(f"encoder.layer.*.{theirs}", f"stack.blocks.*.{ours}")]
+    layer = [x for theirs, ours in names.items() for x in affine(f"encoder.layer.*.{theirs}", f"stack.blocks.*.{ours}")]
     found = [
         same("embeddings.word_embeddings.weight", "embedding.table.weight"),
         same("embeddings.position_embeddings.weight", "embedding.positions.table.weight"),

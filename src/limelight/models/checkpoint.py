@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from limelight.backends import move_to_large_pages
-from limelight.models import bert, bloom, gpt2, llama, marian, neox, t5, vit
+from limelight.models import bert, big_bird, bloom, gpt2, llama, longformer, marian, neox, t5, transformer_xl, vit
 from limelight.models.configs import architectures, shown
 from limelight.models.mapping import TensorMap
 
@@ -29,34 +29,44 @@ from limelight.models.mapping import TensorMap
 #   COPIES         a pattern of tensors that repeat others, which are ignored;
 #   OTHERS         a pattern of tensors that are not used, which are kept so that save() writes them again.
 ARCHITECTURES: dict[str, ModuleType] = {
-    name: module for module in (bert, bloom, gpt2, llama, marian, neox, t5, vit) for name in module.TYPES
+    name: module
+    for module in (bert, big_bird, bloom, gpt2, llama, longformer, marian, neox, t5, transformer_xl, vit)
+    for name in module.TYPES
 }
 _WEIGHTS, _INDEX, _CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 
 # The class with a language-model head, for configurations that name no class.
 _WITH_HEADS = {
     "bert": "BertForMaskedLM",
+    "big_bird": "BigBirdForMaskedLM",
     "bloom": "BloomForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "gpt_neox": "GPTNeoXForCausalLM",
     "llama": "LlamaForCausalLM",
+    "longformer": "LongformerForMaskedLM",
     "marian": "MarianMTModel",
     "mistral": "MistralForCausalLM",
     "mt5": "MT5ForConditionalGeneration",
     "t5": "T5ForConditionalGeneration",
 }
-_HEAD_TENSORS = ("lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight", "cls.predictions.bias")
+_HEAD_TENSORS = (
+    "lm_head.weight",
+    "embed_out.weight",
+    "cls.predictions.decoder.weight",
+    "cls.predictions.bias",
+    "lm_head.bias",
+)
 _DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
 # Tensors outside the layers have these names without a prefix; those that a model has no use for are left out.
-_OUTPUT_HEADS = ("lm_head.", "cls.", "embed_out.", "final_logits_bias", "classifier.", "qa_outputs.", "score.")
+_OUTPUT_HEADS = ("lm_head.", "cls.", "embed_out.", "final_logits_bias", "classifier.", "qa_outputs.", "score.", "crit.")
 
 
 def load(folder: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
     """Load the model in a folder, in ``eval`` mode.
 
     The folder holds ``config.json`` and ``model.safetensors`` (or its shards), as they are published for transformers.
-    The architectures are the original Transformer (in Marian's format), BERT, GPT-2, LLaMA, Mistral, GPT-NeoX, BLOOM,
-    T5 and ViT.
+    The architectures are the original Transformer (in Marian's format), BERT, Longformer, BigBird, GPT-2, LLaMA,
+    Mistral, GPT-NeoX, BLOOM, T5, Transformer-XL and ViT.
 
     Args:
         folder: the folder of the checkpoint.
@@ -175,7 +185,7 @@ def _guess_class(kind: str, heads: list[str], tensors: Mapping[str, Tensor]) -> 
     """Return the class of a checkpoint whose configuration names none."""
     if kind in ("t5", "mt5") and not any(name.startswith("decoder.block.") for name in tensors):
         return ["T5EncoderModel"]
-    always_with_head = kind not in ("bert", "llama", "mistral", "gpt_neox")
+    always_with_head = kind not in ("bert", "big_bird", "longformer", "llama", "mistral", "gpt_neox")
     return [_WITH_HEADS[kind]] if kind in _WITH_HEADS and (heads or always_with_head) else []
 
 

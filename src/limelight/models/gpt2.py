@@ -1,4 +1,8 @@
-"""GPT-2: learned positions, pre-norm, one table for tokens in and out."""
+"""GPT-2: learned positions, pre-norm, one table for tokens in and out.
+
+GPT-3 is the same with dense and banded layers in turn: ``layer_types`` has ``"full_attention"`` or
+``"sliding_attention"`` for each layer, and ``sliding_window`` is the number of tokens that a banded layer sees.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ from functools import partial
 
 from torch import nn
 
-from limelight.models.configs import Config, dropout, need, number, refuse, size, word
+from limelight.core.masks import Mask, Window
+from limelight.models.configs import Config, dropout, need, number, refuse, shown, size, word
 from limelight.models.mapping import TensorMap, affine, every_layer, same, transposed, transposed_and_stacked
 from limelight.models.output import language_head, untied
 from limelight.nn import Block, Decoder, Embedding, FeedForward, LanguageModel, MultiHeadAttention
@@ -36,8 +41,24 @@ def build(config: Config) -> LanguageModel:
         return Block(attention, feed_forward, norm=norm, dropout=drop)
 
     embedding = Embedding(vocabulary, width, positions=Learned(positions, width), dropout=dropout(config, "embd_pdrop"))
-    decoder = Decoder((block() for _ in range(depth)), norm(width))
+    decoder = Decoder((block() for _ in range(depth)), norm(width), patterns=bands(config, depth))
     return LanguageModel(embedding, decoder, language_head(config, embedding.table))
+
+
+def bands(config: Config, depth: int) -> list[Mask | None]:
+    """The band of each layer, itself included, or None for a dense layer."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return [None] * depth
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list) or len(kinds) != depth or not set(map(str, kinds)) <= set(known):
+        raise ValueError(
+            f"config.json: layer_types = {shown(kinds)} must have {' or '.join(known)} for each of {depth} layers"
+        )
+    if known[1] not in kinds:
+        return [None] * depth
+    (window,) = need(config, "sliding_window")
+    return [Window(window - 1, 0) if kind == known[1] else None for kind in kinds]
 
 
 def tensors(config: Config) -> list[TensorMap]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +64,8 @@ def lowered(mask: Any, N: int, M: int) -> Mask | None:
     if not isinstance(mask, Mask):
         hint = "Padding(lengths) or Dense(tensor)" if isinstance(mask, Tensor) else "Padding(lengths)"
         raise TypeError(f"mask must be a mask such as {hint}, not {type(mask).__name__}")
+    if mask.reorders:  # computed in passes, which only the mask itself tells
+        return mask
     spans, dense = mask.lower(N, M)
     if spans is None:
         return None if dense is None else Dense(dense)
@@ -105,13 +107,25 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Blocks in which a token attends to itself and earlier tokens: ``mask`` is ``Causal()`` unless given."""
+    """Blocks in which a token attends to itself and earlier tokens: ``mask`` is ``Causal()`` unless given.
 
-    def __init__(self, blocks: Iterable[Block], norm: nn.Module | None = None, mask: Mask | None = None) -> None:
+    ``patterns`` has a mask for each block, or None, which is added to that of all.
+    """
+
+    def __init__(
+        self,
+        blocks: Iterable[Block],
+        norm: nn.Module | None = None,
+        mask: Mask | None = None,
+        patterns: Sequence[Mask | None] | None = None,
+    ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm
         self.mask = Causal() if mask is None else mask
+        self.patterns = [None] * len(self.blocks) if patterns is None else list(patterns)
+        if len(self.patterns) != len(self.blocks):
+            raise ValueError(f"Decoder: {len(self.patterns)} patterns for {len(self.blocks)} blocks; give one for each")
 
     def forward(
         self,
@@ -130,12 +144,15 @@ class Decoder(nn.Module):
         combined = None if N == 1 and type(self.mask) is Causal else self.mask
         for other in (mask, None if cache is None else cache.mask(N)):
             combined = other if combined is None else combined if other is None else combined & other
-        combined = lowered(combined, N, M)
+        masks: dict[Mask | None, Mask | None] = {None: lowered(combined, N, M)}
+        for pattern in self.patterns:
+            if pattern not in masks:
+                masks[pattern] = lowered(pattern if combined is None else combined & pattern, N, M)
         if context is not None:
             context_mask = lowered(context_mask, N, context.shape[1])
         for n, block in enumerate(self.blocks):
             slot = None if cache is None else cache[n]
-            x = block(x, context, mask=combined, context_mask=context_mask, cache=slot, first=first)
+            x = block(x, context, mask=masks[self.patterns[n]], context_mask=context_mask, cache=slot, first=first)
         return x if self.norm is None else self.norm(x)
 
 

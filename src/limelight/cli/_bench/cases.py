@@ -79,8 +79,30 @@ def forward_cases() -> list[Case]:
         Case("float64, n=1024", small, dtype=torch.float64, goal=1.5),
         Case("ALiBi, n=2048", square, lambda: _alibi(n), goal=1.6),
         Case("batch 8 × 12 heads, n=128", (8, 12, 12, 128, 128, 64), goal=1.5),
+        *sparse_cases(),
         *tiny_cases(),
     ]
+
+
+def sparse_cases() -> list[Case]:
+    """Return sparse patterns of about 5% of the pairs, after a window of that density with which they compare."""
+    n = 8192
+    masks: dict[str, Mask] = {
+        "window": ll.Window(205),
+        "strided": ll.Strided(20),
+        "dilated": ll.Dilated(103, 4),
+        "blocks of 32": ll.RandomBlocks(32, 13),
+        "blocks of 64": ll.RandomBlocks(64, 6),
+        "blocks of 128": ll.RandomBlocks(128, 3),
+    }
+
+    def case(name: str, mask: Mask) -> Case:
+        spans = mask.lower(n, n).spans
+        assert spans is not None
+        pairs = int((spans[..., 1] - spans[..., 0]).sum())
+        return Case(f"sparse: {name}, n={n}", (1, 2, 2, n, n, 64), lambda: _masked(mask, n), scores=pairs, goal=10)
+
+    return [case(name, mask) for name, mask in masks.items()]
 
 
 def tiny_cases() -> list[Case]:

@@ -20,7 +20,7 @@ from limelight.core.masks.base import And, Lowered, LoweredMask, Mask, Not, Or, 
 from limelight.core.masks.data import Dense, Documents, Padding, Spans
 from limelight.core.masks.layouts import Blocks, RandomBlocks
 from limelight.core.masks.positional import Causal, First, Prefix, Window
-from limelight.core.masks.sparse import Dilated, Global, Strided
+from limelight.core.masks.sparse import Dilated, Global, GlobalKeys, GlobalQueries, Strided
 
 __all__ = [
     "And",
@@ -31,6 +31,8 @@ __all__ = [
     "Documents",
     "First",
     "Global",
+    "GlobalKeys",
+    "GlobalQueries",
     "Lowered",
     "LoweredMask",
     "Mask",

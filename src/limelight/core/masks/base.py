@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from limelight.core.broadcasting import common_lead
+from limelight.core.broadcasting import common_lead, dense_lead
 from limelight.core.masks.drawing import draw, draw_html
-from limelight.core.spans import complement, intersection, union
+from limelight.core.spans import complement, intersection, runs, union
 from limelight.core.tracing import is_traced
 
 
@@ -33,6 +34,7 @@ class Mask:
     """Base of all masks."""
 
     fixes_keys = False  # the mask brings data that fixes the number of keys
+    reorders = False  # it is computed with queries and keys in another order than that of the tokens (passes.py)
 
     def allows(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
         """Return True where query ``i`` of ``N`` may attend to key ``j`` of ``M``, for index tensors that broadcast.
@@ -118,7 +120,7 @@ def lower_mask(mask: Mask, N: int, M: int) -> LoweredMask:
     """Lower a mask for ``N`` queries and ``M`` keys; masks without tensors are lowered once."""
     key = mask.key() if N <= _CACHED_QUERIES else None
     if key is None or is_traced():  # tensors of a trace belong to it alone
-        return LoweredMask(*mask.lower(N, M))
+        return LoweredMask(*skip_empty_blocks(mask.lower(N, M), N, M))
     found = _cache.get((key, N, M))
     if found is None:
         found = LoweredMask(*mask.lower(N, M))
@@ -128,6 +130,28 @@ def lower_mask(mask: Mask, N: int, M: int) -> LoweredMask:
             _cache.clear()
         _cache[key, N, M] = found
     return found
+
+
+_ROWS, _COLUMNS = 16, 64  # of the blocks of a dense mask that are looked at as one
+_WORTH_LOOKING = 2**16  # elements of a dense mask
+_MOST_RUNS = 16  # of blocks that are not empty
+
+
+def skip_empty_blocks(lowered: Lowered, N: int, M: int) -> Lowered:
+    """Add spans that leave out the blocks of a dense mask in which everything is False, so that they cost nothing."""
+    spans, dense = lowered
+    if dense is None or dense.shape[-2:] != (N, M) or N * M < _WORTH_LOOKING or is_traced() or not dense.is_cpu:
+        return lowered
+    blocks = pad(dense.view(torch.uint8), (0, -M % _COLUMNS, 0, -N % _ROWS))
+    blocks = blocks.unflatten(-1, (-1, _COLUMNS)).amax(-1).unflatten(-2, (-1, _ROWS)).amax(-2)  # (…, rows, columns)
+    used = blocks.reshape(-1, dense_lead(dense)[1], *blocks.shape[-2:]).amax(1) > 0  # by batch element
+    if bool(used.all()):
+        return lowered
+    found = runs(used)
+    if found.shape[-2] > _MOST_RUNS:
+        return lowered
+    kept = (found * _COLUMNS).clamp(max=M)[:, torch.arange(N) // _ROWS].to(torch.int32)
+    return Lowered(kept if spans is None else intersection(spans, kept, M), dense)
 
 
 def positions(i: Tensor, N: int, M: int) -> Tensor:
@@ -142,6 +166,7 @@ class _Pair(Mask):
 
     def __post_init__(self) -> None:
         self.lead()
+        object.__setattr__(self, "reorders", self.left.reorders or self.right.reorders)
 
     def lead(self) -> tuple[int, int]:
         return common_lead(self, self.left.lead(), self.right.lead())
@@ -208,6 +233,9 @@ class Not(Mask):
     """The mask does not allow it: ``~mask``."""
 
     mask: Mask
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reorders", self.mask.reorders)
 
     def allows(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
         return ~self.mask.allows(i, j, N, M)

@@ -15,6 +15,7 @@ from limelight.core.masks.base import Lowered, Mask, positions
 from limelight.core.masks.counts import check_whole
 from limelight.core.spans import runs, single
 
+_FEW_RUNS = 2  # of global keys, which cost little where they are
 _SHOWN = 24  # positions that are written out
 
 
@@ -31,6 +32,7 @@ class Strided(Mask):
             [1, 0, 0, 1]], dtype=torch.int32)
     """
 
+    reorders = True
     stride: int
 
     def __post_init__(self) -> None:
@@ -70,6 +72,7 @@ class Dilated(Mask):
             [0, 0, 1, 0, 1]], dtype=torch.int32)
     """
 
+    reorders = True
     window: int
     dilation: int
 
@@ -153,8 +156,9 @@ class Global(Mask):
         else:
             found = runs(flags.cpu())
         object.__setattr__(self, "_runs", found)
+        object.__setattr__(self, "reorders", found.shape[0] == 1 and found.shape[1] > _FEW_RUNS)
 
-    def _are_global(self, at: Tensor, M: int) -> Tensor:
+    def is_global(self, at: Tensor, M: int) -> Tensor:
         """Return True for global positions, ``(batch or 1, *shape of at)``."""
         if self._flags is None:
             assert self._positions is not None
@@ -164,7 +168,7 @@ class Global(Mask):
         return self._flags.to(at.device)[:, at.clamp(min=0)] & (at >= 0)
 
     def allows(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
-        found = self._are_global(positions(i, N, M), M) | self._are_global(j, M)
+        found = self.is_global(positions(i, N, M), M) | self.is_global(j, M)
         return found[0] if found.shape[0] == 1 else found[:, None]
 
     def lower(self, N: int, M: int) -> Lowered:
@@ -176,7 +180,7 @@ class Global(Mask):
 
     def global_queries(self, N: int, M: int) -> Tensor:
         """Return True for the queries that see all, ``(batch or 1, N)``."""
-        return self._are_global(torch.arange(M - N, M), M)
+        return self.is_global(torch.arange(M - N, M), M)
 
     def global_keys(self, M: int) -> Tensor:
         """Return the runs of keys that are seen by all, ``(batch or 1, count, 2)``."""
@@ -199,6 +203,48 @@ class Global(Mask):
         n = int(self._runs.max()) if self._runs.numel() else 0
         n = self._flags.shape[1] if self._flags is not None else max(9, n + 2)
         return n, n
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalQueries(Mask):
+    """The rows of ``Global``: its tokens see all."""
+
+    tokens: Global
+
+    def allows(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
+        found = self.tokens.is_global(positions(i, N, M), M)
+        return (found[0] if found.shape[0] == 1 else found[:, None]) & (j >= 0)
+
+    def lower(self, N: int, M: int) -> Lowered:
+        return Lowered(single(0, torch.where(self.tokens.global_queries(N, M), M, 0), N, M), None)
+
+    def lead(self) -> tuple[int, int]:
+        return self.tokens.lead()
+
+    def key(self) -> Hashable | None:
+        key = self.tokens.key()
+        return None if key is None else (GlobalQueries, key)
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalKeys(Mask):
+    """The columns of ``Global``: its tokens are seen by all."""
+
+    tokens: Global
+
+    def allows(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
+        found = self.tokens.is_global(j, M)
+        return (found[0] if found.shape[0] == 1 else found[:, None]) & (i >= 0)
+
+    def lower(self, N: int, M: int) -> Lowered:
+        return Lowered(self.tokens.global_keys(M)[:, None].expand(-1, N, -1, -1).to(torch.int32), None)
+
+    def lead(self) -> tuple[int, int]:
+        return self.tokens.lead()
+
+    def key(self) -> Hashable | None:
+        key = self.tokens.key()
+        return None if key is None else (GlobalKeys, key)
 
 
 def _read_positions(value: object) -> tuple[Tensor | None, Tensor | None]:

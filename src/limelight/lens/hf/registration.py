@@ -179,6 +179,30 @@ def part_with_own_attention(model: nn.Module) -> PreTrainedModel | None:
     return next(parts, None)
 
 
+# Modules whose softmax runs over bands or gathered blocks of keys, so that its columns are not keys.
+_BANDED = {
+    "LongformerSelfAttention": "longformer",
+    "LEDEncoderSelfAttention": "led",
+    "BigBirdBlockSparseAttention": "big_bird",
+    "BigBirdPegasusBlockSparseAttention": "bigbird_pegasus",
+}
+
+
+def refuse_banded_attention(model: nn.Module) -> None:
+    """Raise ``ValueError`` for a model whose softmax is not over keys in their order, however it is watched."""
+    found = next((type(m).__name__ for m in model.modules() if type(m).__name__ in _BANDED), None)
+    if found is None:
+        return
+    way = "its attention cannot be watched"
+    if _BANDED[found] in ARCHITECTURES:
+        way = "save it with model.save_pretrained(folder) and watch limelight.models.load(folder), which gives the same"
+    if "BigBird" in found:
+        way += ", or set attention_type='original_full' and watch(model, dense=True)"
+    raise ValueError(
+        f"watch: {found} computes its softmax over bands or gathered blocks of keys, not over the keys in order: {way}"
+    )
+
+
 def refuse_own_attention(model: nn.Module) -> None:
     """Raise ``ValueError`` for a model that computes attention itself."""
     if (part := part_with_own_attention(model)) is None:

@@ -1,0 +1,195 @@
+"""Passes: a mask as parts that are computed one after the other, each on queries and keys in an order of its own.
+
+``Strided`` and ``Dilated`` allow a query many short spans of keys. Sorted by ``position % stride``, queries and keys of
+one residue class lie side by side, and such a mask is one span again. Scattered global tokens are brought together in
+the same way. A union of patterns that want different orders becomes several passes, each without the pairs of those
+before it, so that no pair is computed twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from limelight.core.masks.base import And, Lowered, Mask, Not, Or
+from limelight.core.masks.positional import Window
+from limelight.core.masks.sparse import Dilated, Global, GlobalKeys, GlobalQueries, Strided
+from limelight.core.spans import tidy
+
+_MOST_SPANS = 16  # of a query in a pass
+_MOST_TERMS = 32  # of a mask that is written as a union of intersections
+_CACHE_SIZE = 16
+_cache: dict[Hashable, list[Pass] | None] = {}
+
+
+class Pass(NamedTuple):
+    """Some queries and keys in the order in which they are computed, and the spans of those keys for each query.
+
+    ``None`` stands for all of them in their own order, and for spans of everything.
+    """
+
+    queries: Tensor | None  # (n,)
+    keys: Tensor | None  # (m,)
+    spans: Tensor | None  # (batch or 1, n, count, 2), int32
+    order: str  # in words
+
+
+def plan(mask: Mask, N: int, M: int) -> list[Pass] | None:
+    """Return disjoint passes that cover a mask, or None where it cannot be written with few spans in each."""
+    key = mask.key()
+    if key is None:
+        return _plan(mask, N, M)
+    if (key, N, M) not in _cache:
+        if len(_cache) >= _CACHE_SIZE:
+            _cache.clear()
+        _cache[key, N, M] = _plan(mask, N, M)
+    return _cache[key, N, M]
+
+
+def _plan(mask: Mask, N: int, M: int) -> list[Pass] | None:
+    terms = _terms(mask, False)
+    if terms is None:
+        return None
+    groups: dict[_Order, list[Mask | None]] = {}
+    for term in terms:
+        order, factors = _split(term)
+        groups.setdefault(order, []).append(functools.reduce(operator.and_, factors) if factors else None)
+    if sum(isinstance(order, _Residues) for order in groups) > 1:
+        return None  # the pairs of one stride are no few spans in the order of another
+    passes: list[Pass] = []
+    before: Mask | None = None
+    for order in sorted(groups, key=lambda x: x.rank):
+        rest = _union(groups[order])
+        left = rest if before is None else ~before if rest is None else rest & ~before
+        lowered = Lowered(None, None) if left is None else left.lower(N, M)
+        if lowered.dense is not None:
+            return None
+        found = order.arrange(lowered.spans, N, M)
+        if found.spans is not None and found.spans.shape[2] > _MOST_SPANS:
+            return None
+        passes.append(found)
+        factor = order.mask()
+        whole = factor if rest is None else rest if factor is None else factor & rest
+        if whole is not None:
+            before = whole if before is None else before | whole
+    return passes
+
+
+def _union(masks: list[Mask | None]) -> Mask | None:
+    """The union of masks of which None stands for everything."""
+    known = [mask for mask in masks if mask is not None]
+    return functools.reduce(operator.or_, known) if len(known) == len(masks) else None
+
+
+class _Order:
+    """An order of queries and keys in which a factor of an intersection is one span."""
+
+    rank = 1  # in which passes are made: those whose complement is simple come first
+
+    def mask(self) -> Mask | None:
+        """The factor itself."""
+        return None
+
+    def arrange(self, spans: Tensor | None, N: int, M: int) -> Pass:
+        """Make the pass of the factor and the spans of the other factors."""
+        return Pass(None, None, spans, "in order")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and repr(self.mask()) == repr(other.mask())
+
+    def __hash__(self) -> int:
+        return hash(repr(self.mask()))
+
+
+class _Residues(_Order):
+    rank = 3
+
+    def __init__(self, stride: int) -> None:
+        self.stride = stride
+
+    def mask(self) -> Mask:
+        return Strided(self.stride)
+
+    def arrange(self, spans: Tensor | None, N: int, M: int) -> Pass:
+        of_query = torch.arange(M - N, M) % self.stride
+        of_key = torch.arange(M) % self.stride
+        queries, keys = of_query.argsort(stable=True), of_key.argsort(stable=True)
+        if self.stride > N:  # some classes have no query
+            keys = keys[torch.isin(of_key[keys], of_query)]
+        inside = _among(of_key[keys] * (M + 1) + keys, of_query[queries] * (M + 1), spans, queries, M)
+        return Pass(queries, keys, inside, f"by residues of {self.stride}")
+
+
+class _QueriesFirst(_Order):
+    rank = 0
+
+    def __init__(self, tokens: Global) -> None:
+        self.tokens = tokens
+
+    def mask(self) -> Mask:
+        return GlobalQueries(self.tokens)
+
+    def arrange(self, spans: Tensor | None, N: int, M: int) -> Pass:
+        queries = self.tokens.global_queries(N, M)[0].nonzero()[:, 0]
+        return Pass(queries, None, None if spans is None else spans[:, queries], "global queries")
+
+
+class _KeysTogether(_Order):
+    rank = 2
+
+    def __init__(self, tokens: Global) -> None:
+        self.tokens = tokens
+
+    def mask(self) -> Mask:
+        return GlobalKeys(self.tokens)
+
+    def arrange(self, spans: Tensor | None, N: int, M: int) -> Pass:
+        keys = self.tokens.is_global(torch.arange(M), M)[0].nonzero()[:, 0]
+        inside = None if spans is None else _among(keys, torch.zeros(N, dtype=torch.int64), spans, torch.arange(N), M)
+        return Pass(None, keys, inside, "global keys")
+
+
+def _among(places: Tensor, first: Tensor, spans: Tensor | None, queries: Tensor, M: int) -> Tensor:
+    """Spans of keys as spans among chosen keys, whose sorted ``places`` of a query's own begin at ``first``."""
+    if spans is None:
+        spans = torch.tensor([0, M], dtype=torch.int32).reshape(1, 1, 1, 2).expand(1, len(queries), 1, 2)
+    else:
+        spans = spans[:, queries]
+    begin, end = torch.searchsorted(places, first[:, None, None] + spans).to(torch.int32).unbind(-1)
+    return tidy(begin, end, len(places), spans.shape[2])
+
+
+def _terms(mask: Mask, negated: bool) -> list[list[Mask]] | None:
+    """Write a mask as a union of intersections; None where there are too many."""
+    if isinstance(mask, Not):
+        return _terms(mask.mask, not negated)
+    if isinstance(mask, (And, Or)):
+        left, right = _terms(mask.left, negated), _terms(mask.right, negated)
+        if left is None or right is None:
+            return None
+        joins = isinstance(mask, Or) != negated
+        terms = left + right if joins else [a + b for a in left for b in right]
+        return terms if len(terms) <= _MOST_TERMS else None
+    if isinstance(mask, Global) and mask.reorders and not negated:
+        return [[GlobalQueries(mask)], [GlobalKeys(mask)]]
+    return [[Not(mask) if negated else mask]]
+
+
+def _split(term: list[Mask]) -> tuple[_Order, list[Mask]]:
+    """Return the order of an intersection and its other factors."""
+    for at, factor in enumerate(term):
+        rest = term[:at] + term[at + 1 :]
+        if isinstance(factor, Strided):
+            return _Residues(factor.stride), rest
+        if isinstance(factor, Dilated):
+            return _Residues(factor.dilation), [*rest, Window(factor.window * factor.dilation)]
+        if isinstance(factor, GlobalQueries):
+            return _QueriesFirst(factor.tokens), rest
+        if isinstance(factor, GlobalKeys):
+            return _KeysTogether(factor.tokens), rest
+    return _Order(), term

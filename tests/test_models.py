@@ -209,7 +209,7 @@ def edited(folder: Path, **changes: Any) -> Path:
 def test_errors(folder: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
         models.load(folder / "nowhere")
-    with pytest.raises(ValueError, match="model_type 'mamba' is unknown; there are bert, bloom, gpt2, gpt_neox, llama"):
+    with pytest.raises(ValueError, match="'mamba' is unknown; there are bert, big_bird, bloom, gpt2, gpt_neox, llama"):
         models.load(edited(folder, model_type="mamba"))
     with pytest.raises(ValueError, match="rope_type = 'longrope' is not supported"):
         models.load(edited(folder, model_type="llama", rope_parameters={"rope_type": "longrope"}))

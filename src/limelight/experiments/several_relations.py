@@ -33,6 +33,7 @@ for heads in (1, 4):
 CLASSES, WIDTH, TOKENS, MARKS = 16, 48, 12, 3
 HEADS = (1, 2, 4, 8)
 ENOUGH = 0.9  # share of right answers
+SEVERAL = 4  # heads that are judged: at least one for each relation
 
 
 class Reader(nn.Module):
@@ -72,7 +73,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             row[f"{marks}"], row[f"{marks} spread"] = mean_and_spread([learn(heads, marks, s, steps) for s in seeds])
         rows.append(row)
     by = {row["heads"]: row for row in rows}
-    one, several = by[1], max((row for row in rows if row["heads"] >= MARKS), key=lambda row: row["3"])
+    one, several = by[1], by[SEVERAL]
     findings = [
         Finding(
             claim=25,
@@ -80,7 +81,10 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             theirs="not enough",
             measured=round(one["3"], 2),
             verdict=holds(one["3"] < ENOUGH, in_part=one["3"] < several["3"] - 0.05),
-            note=f"{plus_minus([one['3 spread']])}; the mean of three values does not say which came from which mark",
+            note=(
+                f"{plus_minus([one['3 spread']])}; the mean of three values does not say which came from which mark; "
+                f"reproduced: below {ENOUGH:g}"
+            ),
         ),
         Finding(
             claim=25,
@@ -88,7 +92,10 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             theirs="enough",
             measured=round(several["3"], 2),
             verdict=holds(several["3"] > ENOUGH, in_part=several["3"] > one["3"] + 0.05),
-            note=f"by the number of heads {rounded([row['3'] for row in rows])}; guessing is {1 / CLASSES:.2f}",
+            note=(
+                f"by the number of heads {rounded([row['3'] for row in rows])}; guessing is {1 / CLASSES:.2f}; "
+                f"reproduced: above {ENOUGH:g} with {SEVERAL} heads, the fewest here that are one for each relation"
+            ),
         ),
         Finding(
             claim=25,

@@ -182,9 +182,10 @@ class Dense(Mask):
         runs = bool((steps <= 0).all() | (steps >= 0).all())
         if runs and bool((counts > 0).any() & (counts < 0).any()):
             raise ValueError(
-                f"Dense: this mask of shape {tuple(x.shape)} looks like padding of {batch} batch elements, and would "
-                "be read as queries × keys, since there are as many; write Padding(lengths) or "
-                "Dense(mask[:, None, None, :]), where True means attend, or, if it is queries × keys, Dense(mask[None, None])"
+                f"Dense: this mask of shape {tuple(x.shape)} looks like padding of {batch} batch elements, and "
+                "would be read as queries × keys, since there are as many; write Padding(lengths) or "
+                "Dense(mask[:, None, None, :]), where True means attend, or, if it is queries × keys, "
+                "Dense(mask[None, None])"
             )
 
     def _fit(self, N: int, M: int) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import struct
 import tempfile
@@ -240,7 +241,13 @@ def run(count: int, derandomize: bool) -> Counter[tuple[str, str]]:
         def every(case: tuple[str, Any]) -> None:
             outcomes[case[0], check(root, case)] += 1
 
-        every()
+        before = Path.cwd()
+        (root / "here").mkdir()
+        os.chdir(root / "here")  # where a command that takes a strange word for a file would leave it
+        try:
+            every()
+        finally:
+            os.chdir(before)
     return outcomes
 
 

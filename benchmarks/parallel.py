@@ -257,31 +257,31 @@ def bandwidth() -> float:
         return float((Path(folder) / "bandwidth").read_text())
 
 
-def predict(networks: dict[str, float]) -> None:
-    """Print what a forward pass of one layer would take on many machines, from the measured speed of this one.
+def predict(networks: dict[str, float], cores: int = 64) -> None:
+    """Print what a causal layer would take on many machines of so many cores, from the measured speed of one core.
 
-    A machine computes n²/P of the products and receives (P − 1)/P of all keys and values; blocks travel while the last
-    ones are computed with, so the time is the larger of the two.
+    A machine computes 1/P of the products under Zigzag and receives (P − 1)/P of all keys and values; blocks travel
+    while others are computed with, so the time is the larger of the two.
     """
     n = 4096
+    torch.set_num_threads(1)
     q, k, v = (torch.randn(1, HEADS, n, WIDTH) for _ in range(3))
     ll.attention(q, k, v)
     times = []
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = time.process_time()
         ll.attention(q, k, v)
-        times.append(time.perf_counter() - begin)
+        times.append(time.process_time() - begin)
     flops = 4 * n * n * HEADS * WIDTH / min(times)
-    print(f"this machine: {flops / 1e9:.0f} Gflop/s with {torch.get_num_threads()} threads")
-    print("tokens     machines  compute (s)  " + "  ".join(f"send over {name} (s)" for name in networks) + "  bound")
+    print(f"a core: {flops / 1e9:.0f} Gflop/s of CPU time; a machine is taken to have {cores} cores")
+    print("| tokens | machines | computing (s) |" + "".join(f" sending over {name} (s) |" for name in networks))
+    print("|--:|--:|--:|" + "--:|" * len(networks))
     for tokens in (2**20, 2**24):
         for machines in (8, 64, 512):
-            compute = 4 * tokens**2 * HEADS * WIDTH / machines / flops / 2  # causal, balanced by Zigzag
+            compute = 4 * tokens**2 * HEADS * WIDTH / 2 / machines / (flops * cores)
             sent = 2 * tokens * HEADS * WIDTH * 4 * (machines - 1) / machines
-            sends = [sent / speed for speed in networks.values()]
-            bound = "computing" if compute > max(sends) else "sending over the slowest"
-            columns = "  ".join(f"{x:20,.1f}" for x in sends)
-            print(f"{tokens:>10,} {machines:>8}  {compute:11,.1f}  {columns}  {bound}")
+            columns = "".join(f" {sent / speed:,.1f} |" for speed in networks.values())
+            print(f"| {tokens:,} | {machines} | {compute:,.1f} |{columns}")
 
 
 def main() -> None:

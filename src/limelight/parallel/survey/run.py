@@ -53,7 +53,10 @@ def survey(
     missing = [n for n in range(parts) if not _file(out, n).exists() and n % size == rank]
     if missing:
         _measure(model, corpus, out, missing, length, _Counter(out, count, length, progress))
-    _wait(processes)
+    if processes is not None:
+        _wait(processes)
+        if progress is not None:  # the others may have been the last
+            progress(count, count)
     return _merge(out, parts) if rank == 0 else None
 
 

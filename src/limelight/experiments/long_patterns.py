@@ -28,11 +28,13 @@ LESSON = Lesson(
     equation="kept(pattern) = mean over queries of Σⱼ Aᵢⱼ [pattern allows j], A being the full matrix",
     method=(
         "A small model learns the bytes of Python's own help texts, in pieces of 128 that all begin with the same "
-        "token; its positions are ALiBi's, which hold beyond the length of training and favour near keys. Then it "
-        "reads 32,768 bytes that it was not trained on. For every layer and head the full causal matrix is there as "
-        "Weights, and A.mass(pattern) tells exactly how much of it each pattern allows; every pattern has about 256 "
-        "keys for a query. The heavy hitters are the 256 keys that receive the most. Last, the model reads streams "
-        "of 1,024 bytes with a cache of the last 128 tokens, with and without the first four."
+        "token; its positions are ALiBi's, which hold beyond the length of training and favour near keys by "
+        "themselves: with T5's, tried first, the window kept 0.04 and heavy hitters 0.12, so that one of two "
+        "settings fits. Then it reads 32,768 bytes that it was not trained on. For every layer and head the full "
+        "causal matrix is there as Weights, and A.mass(pattern) tells exactly how much of it each pattern allows; "
+        "every pattern has about 256 keys for a query. The heavy hitters are the 256 keys that receive the most. "
+        "Last, the model reads streams of 1,024 bytes with a cache of the last 128 tokens, with and without the "
+        "first four."
     ),
     code="""\
 import torch, limelight as ll

@@ -173,7 +173,7 @@ def step_cases(shape: Shape, wanted: str, threads: int, seconds: float) -> list[
         return []
     torch.manual_seed(0)
     theirs = shape.kind._from_config(shape.config, attn_implementation="sdpa").eval()
-    ours = models.build(shape.config).eval()
+    ours = models.build({**shape.config.to_dict(), "architectures": [shape.kind.__name__]}).eval()
     share(ours, theirs, shape.config)
     weights = sum(x.numel() * x.itemsize for x in ours.parameters())
     found = []

@@ -169,3 +169,14 @@ def test_scattered_documents_are_exact_or_refused() -> None:
 def test_errors(make: object, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         make()  # type: ignore[operator]
+
+
+def test_padding_follows_lengths_that_change_in_place() -> None:
+    lengths = torch.tensor([3, 5])
+    mask = ll.Padding(lengths)
+    q, k, v = (torch.randn(2, 3, n, 7, dtype=torch.float64) for n in (1, 11, 11))
+    for now in ([3, 5], [11, 2]):  # lowered masks are kept, by the lengths that they were lowered with
+        lengths.copy_(torch.tensor(now))
+        allowed = torch.arange(11) < lengths[:, None, None, None]
+        want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+        torch.testing.assert_close(ll.attention(q, k, v, mask=mask), want)

@@ -2,7 +2,7 @@
 
 ``limelight::attention`` gives the output and the normalisers, ``limelight::attention_backward`` their gradients. A
 gradient that is itself to be differentiated is computed in blocks of plain torch instead. Statistics of the weights add
-their gradients to those of attention where both are differentiated at once (shared.py).
+their gradients to those of attention where both are differentiated at once (shared.py, statistic_autograd.py).
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from limelight.backends import blocks, native
-from limelight.backends.gradients import Normalisers, Term, Wanted
+from limelight.backends.gradients import Normalisers, Wanted
 from limelight.backends.shared import SharedBackward
-from limelight.backends.statistic import Statistic
-from limelight.core.problem import LoweredSpec, Problem, Sizes, compute_dtype, raise_spec
+from limelight.core.problem import LoweredSpec, Sizes, compute_dtype, raise_spec
 from limelight.core.tracing import has_subclass, is_traced
 
 _SPEC = (
@@ -25,7 +24,8 @@ _SPEC = (
     "float scale, float softcap, float dropout, Tensor? seed"
 )
 _LEARNED = Wanted._fields  # the fields of a lowered specification to which a gradient may flow
-_PLACES = [LoweredSpec._fields.index(name) for name in _LEARNED]
+_NOTHING_ELSE = Wanted(False, False, False, False, False)
+PLACES = [LoweredSpec._fields.index(name) for name in _LEARNED]
 
 _library = torch.library.Library("limelight", "FRAGMENT")
 _library.define(f"attention(Tensor q, Tensor k, Tensor v, {_SPEC}) -> (Tensor, Tensor, Tensor)")
@@ -39,6 +39,28 @@ def attention(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec) -> tuple[Te
     """Compute the output and the log-sum-exp, differentiably."""
     out, normalisers, _ = attention_with_normalisers(q, k, v, lowered)
     return out, normalisers.lse
+
+
+def attention_output(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec) -> Tensor:
+    """Compute the output alone, differentiably, at less cost around the kernels."""
+    if _is_eager(q, k, v):
+        apply: Any = _EagerAttention.apply
+        out: Tensor = apply(None, lowered, q, k, v, *_learned(lowered))
+        return out
+    return attention(q, k, v, lowered)[0]
+
+
+def _is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return True for ordinary tensors outside of tracing and torch.func."""
+    plain = q.__class__ is k.__class__ is v.__class__ is Tensor
+    return not is_traced() and (plain or not has_subclass(q, k, v))
+
+
+def _learned(lowered: LoweredSpec) -> Sequence[Tensor | float | None]:
+    """The options to which a gradient may flow, or nothing where there are only numbers."""
+    slopes, offsets, bias, sink, temperature = learned = [getattr(lowered, name) for name in _LEARNED]
+    absent = slopes is None and offsets is None and bias is None and sink is None
+    return () if absent and temperature.__class__ is float else learned
 
 
 def attention_with_normalisers(
@@ -70,56 +92,62 @@ def _with_tensors(lowered: LoweredSpec) -> LoweredSpec:
 
 
 class _EagerAttention(torch.autograd.Function):
-    """Attention outside of tracing, with as little around the kernels as autograd allows."""
+    """Attention outside of tracing, with as little around the kernels as autograd allows.
+
+    Gives the output alone, or with the normalisers where statistics share the backward pass.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
-        shared: SharedBackward,
+        shared: SharedBackward | None,
         lowered: LoweredSpec,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         *learned: Tensor | float | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
         """Run the kernels and keep what their derivative needs."""
         (B, Hq, N, D), (_, Hkv, M, _) = q.shape, k.shape
         out, (lse, scaled) = native.forward_with_normalisers(q, k, v, lowered, Sizes(B, Hq, Hkv, N, M, D))
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(scaled)
         ctx.save_for_backward(q, k, v, out, lse, scaled, *(x if isinstance(x, Tensor) else None for x in learned))
         ctx.shared, ctx.lowered = shared, lowered
+        if shared is None:
+            return out
+        ctx.mark_non_differentiable(scaled)
         return out, lse, scaled
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None, _: Any = None) -> tuple[Any, ...]:
         """Run the kernels of the gradient, or plain torch where it is differentiated once more."""
-        terms = ctx.shared.take()
-        wanted = Wanted(*ctx.needs_input_grad[5:])
+        terms = () if ctx.shared is None else ctx.shared.take()
+        needs = ctx.needs_input_grad[5:]
+        wanted = Wanted(*needs) if needs else _NOTHING_ELSE
         if dout is None and dlse is None and not terms:
-            return None, None, None, None, None, *(None for _ in wanted)
+            return None, None, None, None, None, *(None for _ in needs)
         q, k, v, out, lse, scaled, *learned = ctx.saved_tensors
         normalisers = Normalisers(lse, scaled)
         lowered: LoweredSpec = ctx.lowered
-        if any(x is not None for x in learned):
+        if learned and any(x is not None for x in learned):
             current = {name: x for name, x in zip(_LEARNED, learned, strict=True) if x is not None}
             lowered = lowered._replace(**current)
         differentiable = torch.is_grad_enabled() or is_traced() or (dout is not None and has_subclass(dout))
         if not differentiable:
             found = native.backward(dout, dlse, q, k, v, out, normalisers, lowered, wanted, terms)
-            return (None, None, *found)
+            return (None, None, *found[: 3 + len(needs)])
         dout = torch.zeros_like(out) if dout is None else dout
         dq, dk, dv, *rest = _differentiate(dout, dlse, q, k, v, out, normalisers, lowered, wanted)
         others = iter(rest)
         gradients = [dq, dk, dv, *(next(others) if wants else None for wants in wanted)]
         if terms:
-            gradients = _add(
+            gradients = add_gradients(
                 gradients, native.backward(None, None, q, k, None, None, normalisers, lowered, wanted, terms)
             )
-        return (None, None, *gradients)
+        return (None, None, *gradients[: 3 + len(needs)])
 
 
-def _add(some: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> list[Tensor | None]:
+def add_gradients(some: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Add gradients, each of which may be None."""
     return [x if y is None else y if x is None else x + y for x, y in zip(some, others, strict=True)]
 
@@ -163,7 +191,7 @@ def _fake_backward(
     *rest: Any,
 ) -> list[Tensor]:
     *spec, wanted = rest
-    learned = [spec[i] for i, wants in zip(_PLACES, wanted, strict=True) if wants]
+    learned = [spec[i] for i, wants in zip(PLACES, wanted, strict=True) if wants]
     return [*(native.zeros_like(x, x.dtype) for x in (q, k, v)), *(x.new_empty(x.shape) for x in learned)]
 
 
@@ -186,17 +214,18 @@ def _differentiate(
     return found
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any = ()) -> None:
+def save(ctx: Any, inputs: tuple[Any, ...], output: Any = ()) -> None:
+    """Keep the inputs of an operator for its gradient, and the outputs that this needs."""
     ctx.places = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
     ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
     ctx.save_for_backward(*(inputs[i] for i in ctx.places), *output)
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    _save(ctx, inputs)
+    save(ctx, inputs)
 
 
-def _saved(ctx: Any) -> tuple[list[Any], list[Tensor]]:
+def saved(ctx: Any) -> tuple[list[Any], list[Tensor]]:
     """The inputs, and the outputs that were saved with them."""
     inputs = list(ctx.others)
     tensors = list(ctx.saved_tensors)
@@ -206,22 +235,22 @@ def _saved(ctx: Any) -> tuple[list[Any], list[Tensor]]:
 
 
 def _operator_gradient(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: Any) -> tuple[Any, ...]:
-    (q, k, v, *spec), (out, lse, scaled) = _saved(ctx)
+    (q, k, v, *spec), (out, lse, scaled) = saved(ctx)
     dout = torch.zeros_like(out) if dout is None else dout
-    wanted = Wanted(*(spec[i] is not None and ctx.needs_input_grad[3 + i] for i in _PLACES))
+    wanted = Wanted(*(spec[i] is not None and ctx.needs_input_grad[3 + i] for i in PLACES))
     dq, dk, dv, *learned = _differentiate(
         dout, dlse, q, k, v, out, Normalisers(lse, scaled), LoweredSpec(*spec), wanted
     )
     gradients: list[Tensor | None] = [None] * len(spec)
-    for i, wants in zip(_PLACES, wanted, strict=True):
+    for i, wants in zip(PLACES, wanted, strict=True):
         gradients[i] = learned.pop(0) if wants else None
     return dq, dk, dv, *gradients
 
 
 def _second_gradient(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
     """The gradient of the gradient, in blocks of plain torch, whose every step torch can differentiate."""
-    (dout, dlse, q, k, v, _, _, _, *spec, wanted), _ = _saved(ctx)
-    places = [i for i, wants in zip(_PLACES, wanted, strict=True) if wants]
+    (dout, dlse, q, k, v, _, _, _, *spec, wanted), _ = saved(ctx)
+    places = [i for i, wants in zip(PLACES, wanted, strict=True) if wants]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor]:
         fields = list(spec)
@@ -262,7 +291,7 @@ class _FunctionalAttention(torch.autograd.Function):
     """The same in the form that ``torch.func`` takes."""
 
     forward = staticmethod(torch.ops.limelight.attention)
-    setup_context = staticmethod(_save)
+    setup_context = staticmethod(save)
     backward = staticmethod(_operator_gradient)
     vmap = staticmethod(lambda *args: _one_by_one(_FunctionalAttention.apply)(*args))
 
@@ -284,103 +313,5 @@ def _register(name: str, compute: Any, fake: Any, gradient: Any, save: Any) -> N
     torch.library.register_vmap(qualified, _one_by_one(getattr(torch.ops.limelight, name)), lib=_library)
 
 
-_register("attention", _forward, _fake_forward, _operator_gradient, _save)
+_register("attention", _forward, _fake_forward, _operator_gradient, save)
 _register("attention_backward", _backward, _fake_backward, _second_gradient, _save_inputs)
-
-
-def statistics(
-    p: Problem, asked: Sequence[Statistic], known: Normalisers | None, shared: SharedBackward | None
-) -> tuple[list[Any], Normalisers]:
-    """Compute statistics with the kernels, differentiably, and the normalisers of each row."""
-    operand = next((x.operand for x in asked if x.operand is not None), None)
-    apply: Any = _Statistics.apply
-    *flat, lse, scaled = apply(asked, known, shared, operand, p.q, p.k, *p.lower())
-    return [statistic.unflatten(flat) for statistic in asked], Normalisers(lse, scaled)
-
-
-class _Statistics(torch.autograd.Function):
-    """Statistics computed by the kernels, with the derivative of most of them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        asked: Sequence[Statistic],
-        known: Normalisers | None,
-        shared: SharedBackward | None,
-        operand: Tensor | None,
-        q: Tensor,
-        k: Tensor,
-        *spec: Any,
-    ) -> tuple[Tensor, ...]:
-        """Return the results one after the other, and the normalisers, which have no gradient here."""
-        (B, Hq, N, D), (_, Hkv, M, _) = q.shape, k.shape
-        lowered = LoweredSpec(*spec)
-        results, normalisers = native.statistics(q, k, lowered, Sizes(B, Hq, Hkv, N, M, D), asked, known)
-        parts = [statistic.flatten(result) for statistic, result in zip(asked, results, strict=True)]
-        ctx.asked, ctx.shared = asked, shared
-        ctx.set_materialize_grads(False)
-        # A result of the kernels' own gradients is one tensor.
-        kept = [part[0] for statistic, part in zip(asked, parts, strict=True) if statistic.has_kernel_gradient]
-        _save(ctx, (operand, q, k, *spec), (*kept, *normalisers))
-        flat = [x for part in parts for x in part]
-        ctx.mark_non_differentiable(*normalisers, *(x for x in flat if not x.is_floating_point()))
-        return *flat, *normalisers
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        """Add the gradients of statistics to those of attention, or compute them apart."""
-        inputs, (*kept, lse, scaled) = _saved(ctx)
-        needed = ctx.needs_input_grad[3:]
-        remaining = list(gradients)
-        by_statistic = [(x, x.unflatten(remaining)) for x in ctx.asked]
-        arrived = [x for x in gradients if x is not None]
-        if torch.is_grad_enabled() or is_traced() or has_subclass(*arrived):
-            return None, None, None, *_differentiate_statistics(inputs, needed, by_statistic)
-        terms, others = [], []
-        for statistic, gradient in by_statistic:
-            if not statistic.has_kernel_gradient:
-                others.append((statistic, gradient))
-                continue
-            result = kept.pop(0)
-            if gradient is not None:
-                terms.append(Term(statistic, result, gradient))
-        found: list[Tensor | None] = [None] * len(inputs)
-        if any(x is not None for statistic, gradient in others for x in statistic.flatten(gradient)):
-            found = _differentiate_statistics(inputs, needed, others)
-        _, needs_q, needs_k, *needs_spec = needed
-        wanted = Wanted(*(needs_spec[i] for i in _PLACES))
-        if terms and not (ctx.shared is not None and ctx.shared.offer(terms, (needs_q, needs_k, *wanted))):
-            _, q, k, *spec = inputs
-            dq, dk, _, *learned = native.backward(
-                None, None, q, k, None, None, Normalisers(lse, scaled), LoweredSpec(*spec), wanted, terms
-            )
-            of_spec: list[Tensor | None] = [None] * len(spec)
-            for i, x in zip(_PLACES, learned, strict=True):
-                of_spec[i] = x
-            found = _add(found, [None, dq, dk, *of_spec])
-        return None, None, None, *found
-
-
-def _differentiate_statistics(
-    inputs: Sequence[Any], needed: Sequence[bool], asked: Sequence[tuple[Statistic, Any]]
-) -> list[Tensor | None]:
-    """Compute statistics again, block by block, in plain torch, and differentiate that, once or twice."""
-    twice = torch.is_grad_enabled()
-    if not twice:
-        inputs = [x.detach().requires_grad_() if w else x for x, w in zip(inputs, needed, strict=True)]
-    operand, q, k, *spec = inputs
-    statistics = [x if x.operand is None else x.with_operand(operand) for x, _ in asked]
-    with torch.enable_grad():
-        results = blocks.statistics(raise_spec(q, k, LoweredSpec(*spec)), statistics, True)
-    used = [
-        (x, g.to(x.dtype))
-        for statistic, result, (_, gradient) in zip(statistics, results, asked, strict=True)
-        for x, g in zip(statistic.flatten(result), statistic.flatten(gradient), strict=True)
-        if g is not None and x.requires_grad
-    ]
-    leaves = [x for x, w in zip(inputs, needed, strict=True) if w]
-    found: list[Tensor | None] = [None] * len(leaves)
-    if used:
-        outs, cotangents = zip(*used, strict=True)
-        found = list(torch.autograd.grad(outs, leaves, cotangents, allow_unused=True, create_graph=twice))
-    return [found.pop(0) if w else None for w in needed]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.backends import autograd, blocks, native, no_kernels, passes, sdpa
+from limelight.backends import autograd, blocks, native, no_kernels, passes, sdpa, statistic_autograd
 from limelight.backends.gradients import Normalisers
 from limelight.backends.int8 import Int8Rows
 from limelight.backends.shared import SharedBackward
@@ -77,8 +77,9 @@ def attention(p: Problem, v: Tensor, dropout: float = 0.0, backend: str | None =
     if backend is None and not dropout and choose(p) is _NATIVE:
         if sdpa.reason(p, v):
             return sdpa.attention(p, v)
-        if not _is_recorded(p, v) and not (p.mask is not None and p.mask.reorders):
-            return native.attention(p, v)
+        if p.mask is None or not p.mask.reorders:
+            recorded = _is_recorded(p, v)
+            return autograd.attention_output(p.q, p.k, v, p.lower()) if recorded else native.attention(p, v)
     return _attention_and_lse(p, v, dropout, backend)[0]
 
 
@@ -122,7 +123,7 @@ def statistics(
     if not runs_natively(p) or has_subclass(*operands):
         return blocks.statistics(p, asked, needs_grad), None
     if needs_grad:
-        return autograd.statistics(p, asked, known, shared)
+        return statistic_autograd.statistics(p, asked, known, shared)
     return native.statistics(p.q, p.k, p.lower(), p.sizes, asked, known)
 
 
@@ -136,7 +137,7 @@ def _is_recorded(p: Problem, v: Tensor) -> bool:
     if _grad_enabled() and (v.requires_grad or p.requires_grad):
         return True
     plain = p.q.__class__ is p.k.__class__ is v.__class__ is Tensor
-    return is_traced() or not (plain or not has_subclass(p.q, p.k, v))
+    return is_traced() or (not plain and has_subclass(p.q, p.k, v))
 
 
 def _attention_and_lse(p: Problem, v: Tensor, dropout: float, backend: str | None) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ def _missing(*args: Any, **options: Any) -> NoReturn:
 
 
 set_isa = peak_flops = read_bandwidth = _missing
-Problem = forward = backward = statistics = _missing
+Problem = cut = forward = backward = statistics = _missing
 Request = Gradients = Grid = Spans = AllowedKeys = _missing
 linear = rms_norm = rotate = _missing
 

@@ -12,6 +12,7 @@ from limelight.core.masks import Causal
 from limelight.core.problem import Problem
 from limelight.core.tracing import is_traced
 
+_NEVER = (torch.float32, torch.float64)  # types that no matrix unit computes
 _FEWEST_ROWS = 16  # fewer do not fill a matrix unit: reading K and V is the cost, as in decoding
 
 
@@ -25,10 +26,10 @@ def matrix_units() -> dict[torch.dtype, str]:
 
 def reason(p: Problem, v: Tensor) -> str | None:
     """Say why PyTorch's kernel is the faster one for a call, or return None where it is not or cannot compute it."""
-    if is_traced():  # where the compiler would have to look into the machine
+    if p.q.dtype in _NEVER or is_traced():  # in a trace the compiler would have to look into the machine
         return None
     units = matrix_units()
-    if not units or p.q.dtype not in units or not _expressible(p, v):
+    if p.q.dtype not in units or not _expressible(p, v):
         return None
     name = str(p.q.dtype).removeprefix("torch.")
     return f"PyTorch's kernel computes {name} on this CPU's matrix units ({units[p.q.dtype]})"

@@ -117,7 +117,7 @@ class Problem:
         dtype = check_tensor("q", q)
         if check_tensor("k", k) is not dtype:
             raise TypeError(f"q is {q.dtype} and k is {k.dtype}; convert one with .to()")
-        if isinstance(scale, Tensor) and (scale.requires_grad or is_traced()):
+        if scale is not None and isinstance(scale, Tensor) and (scale.requires_grad or is_traced()):
             q, scale = q * check_one_number("scale", scale).to(dtype), 1.0
         self._shape = shape = q.shape
         key_shape = k.shape
@@ -218,8 +218,8 @@ class Problem:
             v = autocast(v)
         check_tensor("v", v)
         shape = v.shape
-        B, _, Hkv, _, M, _ = self.sizes
-        four = len(shape) == len(self._shape) == 4 and shape[0] == B and shape[1] == Hkv and shape[2] == M
+        _, _, Hkv, _, M, _ = self.sizes
+        four = len(shape) == len(self._shape) == 4 and (shape == self.k.shape or shape[:3] == self.k.shape[:3])
         if not four and (len(shape) < 3 or shape[-3] != Hkv or shape[-2] != M or shape[:-3] != self.lead):
             raise ValueError(
                 f"v {tuple(v.shape)} does not fit k {(*self.lead, *self.k.shape[1:])}: "

@@ -1,4 +1,4 @@
-"""What an induction head rests on, shown by edits of a trained model: claim 52."""
+"""The parts that an induction head rests on, shown by edits of a trained model: claim 52."""
 
 from __future__ import annotations
 

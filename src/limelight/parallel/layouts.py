@@ -70,7 +70,7 @@ class Contiguous(Layout):
 
 @dataclass(frozen=True)
 class Zigzag(Layout):
-    """Of ``2 P`` parts of the sequence process ``r`` of ``P`` holds number ``r`` from the front and from the back.
+    """Process ``r`` of ``P`` holds number ``r`` from the front and from the back of ``2 P`` parts of the sequence.
 
     Early queries of a causal text attend to few keys and late ones to many, so that every process has the same work.
 

@@ -93,7 +93,7 @@ def _parts(piece: Piece, fits: Callable[[str], bool]) -> list[Piece]:
 
 
 def _cut(piece: Piece, fits: Callable[[str], bool]) -> list[Piece]:
-    """In halves, as near to the middle as a mark or a conjunction stands, until all fit."""
+    """Cut in halves, as near to the middle as a mark or a conjunction stands, until all fit."""
     if fits(piece.text):
         return [piece]
     text, middle = piece.text, len(piece.text) / 2

@@ -167,7 +167,7 @@ class Translator:
         return [c for c in text if not c.isspace() and self._unknown in self.tokenizer.encode(c).ids]
 
     def _edges(self, text: str) -> tuple[str, str, str]:
-        """What of a piece is to be translated, and what stands before and after it that is not: space, signs, emoji."""
+        """Split a piece into its text and what stands before and after that, untranslated: space, signs, emoji."""
         bullet = _BULLET.match(text)
         begin, end = bullet.end() if bullet else 0, len(text)
         while begin < end and (text[begin].isspace() or self._strange(text[begin])) and not text[begin].isalpha():

@@ -52,7 +52,7 @@ class Mask:
         return 1, 1
 
     def key(self) -> Hashable | None:
-        """A value that identifies the mask, or None where it depends on the contents of a tensor."""
+        """A value that identifies the mask now, or None where it depends on more than a few numbers of a tensor."""
         return None
 
     def dense(self, N: int, M: int | None = None, device: torch.device | str | None = None) -> Tensor:
@@ -111,20 +111,22 @@ class LoweredMask:
 _CACHED_QUERIES = (
     4096  # with more queries, lowering costs little compared with the attention itself, and spans are large
 )
-_CACHED_SPANS = 16  # of a query; more of them would take much memory
+_CACHED_NUMBERS = 1 << 17  # of spans; more of them would take much memory
 _CACHE_SIZE = 256
 _cache: dict[Hashable, LoweredMask] = {}
 
 
 def lower_mask(mask: Mask, N: int, M: int) -> LoweredMask:
-    """Lower a mask for ``N`` queries and ``M`` keys; masks without tensors are lowered once."""
-    key = mask.key() if N <= _CACHED_QUERIES else None
-    if key is None or is_traced():  # tensors of a trace belong to it alone
+    """Lower a mask for ``N`` queries and ``M`` keys; masks of a few numbers are lowered once."""
+    if N > _CACHED_QUERIES or is_traced():  # tensors of a trace belong to it alone
+        return LoweredMask(*skip_empty_blocks(mask.lower(N, M), N, M))
+    key = mask.key()
+    if key is None:
         return LoweredMask(*skip_empty_blocks(mask.lower(N, M), N, M))
     found = _cache.get((key, N, M))
     if found is None:
         found = LoweredMask(*mask.lower(N, M))
-        if found.spans is not None and found.spans.shape[2] > _CACHED_SPANS:
+        if found.spans is not None and found.spans.numel() > _CACHED_NUMBERS:
             return found
         if len(_cache) >= _CACHE_SIZE:
             _cache.clear()

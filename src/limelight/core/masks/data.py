@@ -14,6 +14,8 @@ from limelight.core.masks.counts import as_counts, by_batch, column, show_counts
 from limelight.core.spans import document_spans, single
 from limelight.core.tracing import is_traced
 
+_MOST_LENGTHS = 64  # reading more of them to look up a lowered mask costs as much as to lower it again
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Padding(Mask):
@@ -66,7 +68,10 @@ class Padding(Mask):
         return self._lengths.numel(), 1
 
     def key(self) -> Hashable | None:
-        return (Padding, self.lengths, self.left) if isinstance(self.lengths, int) else None
+        lengths = self._lengths
+        if lengths.numel() > _MOST_LENGTHS or not lengths.is_cpu:
+            return None
+        return Padding, tuple(lengths.tolist()), self.left
 
     def __repr__(self) -> str:
         return f"Padding({show_counts(self._lengths)}{', left=True' if self.left else ''})"

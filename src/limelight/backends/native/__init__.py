@@ -1,0 +1,43 @@
+"""The kernels: checks what they assume of memory and hands over addresses and strides (addresses.py)."""
+
+from limelight.backends.native.description import WHOLE, Place
+from limelight.backends.native.extension import built, kernels
+from limelight.backends.native.gradient import backward
+from limelight.backends.native.memory import empty_output, readable, zeros_like
+from limelight.backends.native.outputs import Cut, attention, cut, forward, forward_int8, forward_with_normalisers
+from limelight.backends.native.statistic_requests import statistics, statistics_outputs
+from limelight.backends.native.tokens import linear, linears, move_to_large_pages, rms_norm, rotate
+
+isa = kernels.isa
+available_isas = kernels.available_isas
+set_isa = kernels.set_isa
+peak_flops = kernels.peak_flops
+read_bandwidth = kernels.read_bandwidth
+
+__all__ = [
+    "WHOLE",
+    "Cut",
+    "Place",
+    "attention",
+    "available_isas",
+    "backward",
+    "built",
+    "cut",
+    "empty_output",
+    "forward",
+    "forward_int8",
+    "forward_with_normalisers",
+    "isa",
+    "linear",
+    "linears",
+    "move_to_large_pages",
+    "peak_flops",
+    "read_bandwidth",
+    "readable",
+    "rms_norm",
+    "rotate",
+    "set_isa",
+    "statistics",
+    "statistics_outputs",
+    "zeros_like",
+]

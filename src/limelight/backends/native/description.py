@@ -1,0 +1,116 @@
+"""One call as the kernels take it: addresses, strides, and the lowered options in the form in which they are read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from limelight.backends.native.addresses import address, address_or_0, allowed_keys, grid
+from limelight.backends.native.extension import TYPES, kernels
+from limelight.core.masks import LoweredMask
+from limelight.core.problem import LoweredSpec, Sizes, compute_dtype
+
+_make_problem = kernels.Problem
+
+
+class Place(NamedTuple):
+    """The place of a problem in a larger matrix of which it is a part.
+
+    Its queries stand ``shift`` keys further to the right than at the end of its keys; dropout counts queries and keys
+    from ``first_query`` and ``first_key``. Offsets by distance are those of the part as it is.
+    """
+
+    shift: int = 0
+    first_query: int = 0
+    first_key: int = 0
+
+
+WHOLE = Place()
+
+
+class Operands:
+    """A lowered specification as the kernels take it; holds the tensors that their addresses point into."""
+
+    __slots__ = ("_bias", "_lowered", "_mask", "_offsets", "_plain", "_sink", "_sizes", "_slopes", "_temperature")
+
+    def __init__(self, lowered: LoweredSpec, q: Tensor, sizes: Sizes) -> None:
+        self._lowered, self._sizes = lowered, sizes
+        self._temperature = float(lowered.temperature)
+        masked = lowered.spans is not None or lowered.mask is not None
+        self._mask = LoweredMask(lowered.spans, lowered.mask) if masked else None
+        bias = lowered.bias
+        if bias is not None:
+            bias = bias.detach().resolve_neg().to(q.device)
+            bias = bias if bias.dtype in TYPES else bias.to(compute_dtype(q))
+        self._bias = bias
+        offsets = lowered.offsets
+        if offsets is not None:
+            assert offsets.shape[1] == sizes.N + sizes.M - 1
+            offsets = _in_log2_units(_by_head(offsets, q), self._temperature)
+        self._offsets = offsets
+        self._slopes = None if lowered.slopes is None else _by_head(lowered.slopes, q)
+        self._sink = None if lowered.sink is None else _by_head(lowered.sink, q)
+        biased = bias is not None or offsets is not None or lowered.slopes is not None or lowered.sink is not None
+        self._plain = not biased and not lowered.dropout
+
+    def problem(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        *,
+        lse: Tensor | None = None,
+        scaled: Tensor | None = None,
+        place: Place = WHOLE,
+    ) -> kernels.Problem:
+        """Describe the call; the tensors must live until it is over."""
+        lowered, sizes = self._lowered, self._sizes
+        # Calls with more than 15 keywords take several times as long, so what is absent is not passed.
+        others = {} if self._plain and place is WHOLE else self._others(place)
+        return _make_problem(
+            sizes=sizes,
+            value_width=v.shape[3],
+            type=TYPES[q.dtype],
+            value_type=TYPES[out.dtype],
+            q=address(q),
+            q_strides=q.stride(),
+            k=address(k),
+            k_strides=k.stride(),
+            v=address(v),
+            v_strides=v.stride(),
+            out=address(out),
+            out_strides=out.stride(),
+            scaling=(lowered.scale, lowered.softcap, self._temperature),
+            mask=allowed_keys(self._mask, sizes),
+            lse=address_or_0(lse),
+            normalisers=address_or_0(scaled),
+            **others,
+        )
+
+    def _others(self, place: Place) -> dict[str, Any]:
+        lowered = self._lowered
+        return {
+            "bias": None if self._bias is None else grid(self._bias, self._sizes),
+            "slopes": address_or_0(self._slopes),
+            "offsets": address_or_0(self._offsets),
+            "sink": address_or_0(self._sink),
+            "dropout": lowered.dropout,
+            "seed": 0 if lowered.seed is None else int(lowered.seed),
+            "place": place,
+        }
+
+
+def _by_head(x: Tensor, q: Tensor) -> Tensor:
+    x = x.detach().resolve_neg().to(q.device, compute_dtype(q))
+    return x.expand(q.shape[1], *x.shape[1:]).contiguous()
+
+
+def _in_log2_units(offsets: Tensor, temperature: float) -> Tensor:
+    """Offsets in units of ``temperature / log₂e``, in which no finite offset becomes infinite."""
+    limits = torch.finfo(offsets.dtype)
+    scaled = offsets * (1.0 / (math.log(2.0) * temperature))
+    return torch.where(offsets.isfinite(), scaled.clamp(limits.min, limits.max), scaled)

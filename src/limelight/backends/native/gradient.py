@@ -1,0 +1,168 @@
+"""The backward pass: gradients of attention and of statistics of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from limelight.backends.gradients import (
+    Gradients,
+    Normalisers,
+    Term,
+    Wanted,
+    sink_gradient,
+    sum_terms,
+    sum_to,
+    temperature_gradient,
+)
+from limelight.backends.native.addresses import address, address_or_0, allowed_keys, grid
+from limelight.backends.native.description import WHOLE, Operands, Place
+from limelight.backends.native.extension import TYPES, kernels
+from limelight.backends.native.memory import readable, zeros_like
+from limelight.core.masks import lower_mask
+from limelight.core.problem import LoweredSpec, Sizes, compute_dtype
+
+
+def backward(
+    dout: Tensor | None,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    out: Tensor | None,
+    normalisers: Normalisers,
+    lowered: LoweredSpec,
+    wanted: Wanted,
+    terms: Sequence[Term] = (),
+    *,
+    place: Place = WHOLE,
+    into: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Gradients:
+    """Compute the gradients of a call from those of its output, of its log-sum-exp and of statistics of its weights.
+
+    Without ``dout``, values and output have no part in it, and there is no gradient of values. Those of q, k and v have
+    the types of these, unless they are added to sums in the accumulation dtype, ``into``.
+    """
+    has_values = dout is not None
+    if dout is None or v is None or out is None:
+        dout, v, out = q[..., :0], k[..., :0], q[..., :0]
+    q, k, v, out = readable("q", q), readable("k", k), readable("v", v), readable("out", out)
+    # The gradient of a sum is an expanded number, which the user cannot have made contiguous: copied without a warning.
+    dout = readable("dout", dout, warn=False)
+    B, Hq, N, D = q.shape
+    _, Hkv, M, _ = k.shape
+    sizes = Sizes(B, Hq, Hkv, N, M, D)
+    dtype = compute_dtype(q)
+    dq, dk, dv = into or (zeros_like(q, dtype), zeros_like(k, dtype), zeros_like(v, dtype))
+    assert dq.stride(3) == dk.stride(3) == 1
+    learned = _LearnedSums(lowered, wanted, sizes, dtype) if True in wanted else _NO_SUMS
+    normalisers = Normalisers(normalisers.lse.contiguous(), normalisers.scaled.contiguous())
+    known = sum_terms(terms, normalisers, lowered) if terms else None
+    if known is not None:
+        dlse = -known if dlse is None else dlse - known
+    dlse = None if dlse is None else dlse.to(dtype).contiguous()
+    if B and Hq and N and M:
+        operands = Operands(lowered, q, sizes)
+        problem = operands.problem(q, k, v, out, scaled=normalisers.scaled, place=place)
+        coefficients = [x.statistic.output_gradient(x.gradient, sizes).to(dtype).contiguous() for x in terms]
+        gradients = kernels.Gradients(
+            problem,
+            dout_type=TYPES[dout.dtype],
+            dout=address(dout),
+            dout_strides=dout.stride(),
+            dq=address(dq),
+            dq_strides=dq.stride(),
+            dk=address(dk),
+            dk_strides=dk.stride(),
+            dv=address(dv),
+            dv_strides=dv.stride(),
+            dlse=address_or_0(dlse),
+            terms=[_request(x, coefficient, sizes) for x, coefficient in zip(terms, coefficients, strict=True)],
+            **learned.described(sizes),
+        )
+        kernels.backward(problem, gradients, torch.get_num_threads())
+    if into is None and q.dtype is not dtype:
+        dq, dk = dq.to(q.dtype), dk.to(k.dtype)
+    if into is None and v.dtype is not dtype:
+        dv = dv.to(v.dtype)
+    return Gradients(dq, dk, dv if has_values else None, *learned.results(normalisers, lowered, wanted))
+
+
+def _request(term: Term, coefficient: Tensor, sizes: Sizes) -> kernels.Request:
+    """Describe a statistic whose result has a gradient."""
+    statistic = term.statistic
+    mask = None if statistic.mask is None else lower_mask(statistic.mask, sizes.N, sizes.M)
+    return kernels.Request(
+        name=statistic.kernel,
+        outputs=[address(coefficient)],
+        numbers=statistic.gradient_numbers(sizes),
+        mask=allowed_keys(mask, sizes),
+    )
+
+
+class _LearnedSums:
+    """Memory for the sums of which the gradients of biases, sinks and temperature are made; None where not wanted."""
+
+    bias: Tensor | None = None
+    offsets: Tensor | None = None
+    slopes: Tensor | None = None
+    delta: Tensor | None = None
+    d_temperature: Tensor | None = None
+
+    def __init__(self, lowered: LoweredSpec, wanted: Wanted, sizes: Sizes, dtype: torch.dtype) -> None:
+        B, Hq, _, N, M, _ = sizes
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=dtype)
+
+        if wanted.slopes:
+            self.slopes = zeros(Hq)
+        if wanted.offsets:
+            self.offsets = zeros(Hq, N + M - 1)
+        if wanted.bias:
+            assert lowered.bias is not None
+            self.bias = zeros(*(1,) * (4 - lowered.bias.ndim), *lowered.bias.shape)
+        if wanted.sink or wanted.temperature:
+            self.delta = zeros(B, Hq, N)
+        if wanted.temperature:
+            self.d_temperature = zeros(B, Hq, N)
+
+    def described(self, sizes: Sizes) -> dict[str, Any]:
+        """Return them as the kernels take them."""
+        return {
+            "bias": None if self.bias is None else grid(self.bias, sizes),
+            "offsets": address_or_0(self.offsets),
+            "slopes": address_or_0(self.slopes),
+            "d_temperature": address_or_0(self.d_temperature),
+            "delta": address_or_0(self.delta),
+        }
+
+    def results(self, normalisers: Normalisers, lowered: LoweredSpec, wanted: Wanted) -> tuple[Tensor | None, ...]:
+        """Return the gradients in the order of ``Wanted``."""
+        delta, d_temperature = self.delta, self.d_temperature
+        return (
+            None if self.slopes is None else sum_to(self.slopes, lowered.slopes),
+            None if self.offsets is None else sum_to(self.offsets, lowered.offsets),
+            None if self.bias is None else sum_to(self.bias, lowered.bias),
+            sink_gradient(normalisers, delta, lowered) if wanted.sink else None,
+            temperature_gradient(normalisers, delta, d_temperature, lowered) if wanted.temperature else None,
+        )
+
+
+class _NoSums(_LearnedSums):
+    """No gradients but those of q, k and v."""
+
+    def __init__(self) -> None:
+        pass
+
+    def described(self, sizes: Sizes) -> dict[str, Any]:
+        return {}
+
+    def results(self, normalisers: Normalisers, lowered: LoweredSpec, wanted: Wanted) -> tuple[Tensor | None, ...]:
+        return None, None, None, None, None
+
+
+_NO_SUMS = _NoSums()

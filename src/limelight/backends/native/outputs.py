@@ -1,0 +1,138 @@
+"""The forward pass: the output of attention, and the normalisers of each row where they are wanted."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from limelight.backends.gradients import Normalisers
+from limelight.backends.int8 import Int8Rows
+from limelight.backends.native.addresses import address, allowed_keys
+from limelight.backends.native.description import WHOLE, Operands, Place
+from limelight.backends.native.extension import TYPES, kernels
+from limelight.backends.native.memory import empty_output, readable
+from limelight.core.masks import lower_mask
+from limelight.core.problem import LoweredSpec, Problem, Sizes, compute_dtype
+
+_make_problem = kernels.Problem
+_forward = kernels.forward
+_threads = torch.get_num_threads
+_empty_like = torch.empty_like
+
+
+def attention(p: Problem, v: Tensor) -> Tensor:
+    """Compute the output of a plain call: no gradient, no dropout, no normalisers.
+
+    Most calls are this one, and with few keys the Python around the kernels is most of their cost.
+    """
+    q, k = p.q, p.k
+    B, Hq, _, N, M, D = p.sizes
+    if p.bias is not None or p.sink is not None or not (B and Hq and N and M):
+        return forward(q, k, v, p.lower(), p.sizes)
+    q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
+    q_data, k_data, v_data = address(q), address(k), address(v)
+    in_place = q_strides[3] == k_strides[3] == v_strides[3] == 1 and q_data and k_data and v_data
+    if not in_place or q.is_neg() or k.is_neg() or v.is_neg():
+        return forward(q, k, v, p.lower(), p.sizes)
+    dtype, value_dtype, width = q.dtype, v.dtype, v.shape[3]
+    out = _empty_like(q) if dtype is value_dtype and width == D else empty_output(q, v)
+    out_strides = out.stride()
+    if out_strides[3] != 1:
+        out = empty_output(q, v)
+        out_strides = out.stride()
+    mask = None if p.mask is None else lower_mask(p.mask, N, M)
+    _forward(
+        _make_problem(
+            sizes=p.sizes,
+            value_width=width,
+            type=TYPES[dtype],
+            value_type=TYPES[value_dtype],
+            q=q_data,
+            q_strides=q_strides,
+            k=k_data,
+            k_strides=k_strides,
+            v=v_data,
+            v_strides=v_strides,
+            out=address(out),
+            out_strides=out_strides,
+            scaling=(p.scale, p.softcap or 0.0, float(p.temperature)),
+            mask=allowed_keys(mask, p.sizes),
+        ),
+        _threads(),
+    )
+    return out
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec, sizes: Sizes) -> Tensor:
+    """Compute the output."""
+    return _run_forward(q, k, v, lowered, sizes, None, None)
+
+
+def forward_with_normalisers(
+    q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec, sizes: Sizes, *, place: Place = WHOLE
+) -> tuple[Tensor, Normalisers]:
+    """Compute the output and the normalisers of each row."""
+    normalisers = Normalisers.empty(sizes, compute_dtype(q))
+    return _run_forward(q, k, v, lowered, sizes, *normalisers, place), normalisers
+
+
+def _run_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lowered: LoweredSpec,
+    sizes: Sizes,
+    lse: Tensor | None,
+    scaled: Tensor | None,
+    place: Place = WHOLE,
+) -> Tensor:
+    q, k, v = readable("q", q), readable("k", k), readable("v", v)
+    out = empty_output(q, v)
+    if not (sizes.B and sizes.Hq and sizes.N and sizes.M):
+        if lse is not None:
+            lse.fill_(-torch.inf)
+        if scaled is not None:
+            scaled[0], scaled[1] = 0.0, 1.0
+        return out.zero_()
+    operands = Operands(lowered, q, sizes)
+    _forward(operands.problem(q, k, v, out, lse=lse, scaled=scaled, place=place), _threads())
+    return out
+
+
+def forward_int8(q: Tensor, k: Int8Rows, v: Int8Rows, lowered: LoweredSpec, sizes: Sizes) -> Tensor:
+    """Compute the output, in the type of ``q``, from bytes that are read where they lie."""
+    q = readable("q", q)
+    out = torch.empty((sizes.B, sizes.Hq, sizes.N, v.values.shape[3]), dtype=q.dtype)
+    for x in (k, v):
+        assert x.values.stride(3) == 1
+        assert x.scale.stride(2) == 1
+    operands = Operands(lowered, q, sizes)
+    problem = operands.problem(q, k.values, v.values, out)
+    problem.read_int8(
+        k_scale=address(k.scale),
+        k_scale_strides=k.scale.stride()[:2],
+        v_scale=address(v.scale),
+        v_scale_strides=v.scale.stride()[:2],
+    )
+    _forward(problem, _threads())
+    return out
+
+
+class Cut(NamedTuple):
+    """The tasks of a forward pass, which depend on the problem and the instruction set, not on the threads.
+
+    A task has up to ``rows`` rows of queries and ``keys`` keys; ``chunks`` tasks share their rows and split the keys.
+    """
+
+    tasks: int
+    rows: int
+    keys: int
+    chunks: int
+
+
+def cut(p: Problem, v: Tensor) -> Cut:
+    """Return how the forward pass of a problem is cut into tasks."""
+    out = empty_output(p.q, v)
+    return Cut(*kernels.cut(Operands(p.lower(), p.q, p.sizes).problem(p.q, p.k, v, out)))

@@ -1,0 +1,114 @@
+"""Statistics of the weights for autograd: their gradients are added to those of attention, or computed apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from limelight.backends import autograd, blocks, native
+from limelight.backends.gradients import Normalisers, Term, Wanted
+from limelight.backends.shared import SharedBackward
+from limelight.backends.statistic import Statistic
+from limelight.core.problem import LoweredSpec, Problem, Sizes, raise_spec
+from limelight.core.tracing import has_subclass, is_traced
+
+
+def statistics(
+    p: Problem, asked: Sequence[Statistic], known: Normalisers | None, shared: SharedBackward | None
+) -> tuple[list[Any], Normalisers]:
+    """Compute statistics with the kernels, differentiably, and the normalisers of each row."""
+    operand = next((x.operand for x in asked if x.operand is not None), None)
+    apply: Any = _Statistics.apply
+    *flat, lse, scaled = apply(asked, known, shared, operand, p.q, p.k, *p.lower())
+    return [statistic.unflatten(flat) for statistic in asked], Normalisers(lse, scaled)
+
+
+class _Statistics(torch.autograd.Function):
+    """Statistics computed by the kernels, with the derivative of most of them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        asked: Sequence[Statistic],
+        known: Normalisers | None,
+        shared: SharedBackward | None,
+        operand: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        *spec: Any,
+    ) -> tuple[Tensor, ...]:
+        """Return the results one after the other, and the normalisers, which have no gradient here."""
+        (B, Hq, N, D), (_, Hkv, M, _) = q.shape, k.shape
+        lowered = LoweredSpec(*spec)
+        results, normalisers = native.statistics(q, k, lowered, Sizes(B, Hq, Hkv, N, M, D), asked, known)
+        parts = [statistic.flatten(result) for statistic, result in zip(asked, results, strict=True)]
+        ctx.asked, ctx.shared = asked, shared
+        ctx.set_materialize_grads(False)
+        # A result of the kernels' own gradients is one tensor.
+        kept = [part[0] for statistic, part in zip(asked, parts, strict=True) if statistic.has_kernel_gradient]
+        autograd.save(ctx, (operand, q, k, *spec), (*kept, *normalisers))
+        flat = [x for part in parts for x in part]
+        ctx.mark_non_differentiable(*normalisers, *(x for x in flat if not x.is_floating_point()))
+        return *flat, *normalisers
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        """Add the gradients of statistics to those of attention, or compute them apart."""
+        inputs, (*kept, lse, scaled) = autograd.saved(ctx)
+        needed = ctx.needs_input_grad[3:]
+        remaining = list(gradients)
+        by_statistic = [(x, x.unflatten(remaining)) for x in ctx.asked]
+        arrived = [x for x in gradients if x is not None]
+        if torch.is_grad_enabled() or is_traced() or has_subclass(*arrived):
+            return None, None, None, *_differentiate_statistics(inputs, needed, by_statistic)
+        terms, others = [], []
+        for statistic, gradient in by_statistic:
+            if not statistic.has_kernel_gradient:
+                others.append((statistic, gradient))
+                continue
+            result = kept.pop(0)
+            if gradient is not None:
+                terms.append(Term(statistic, result, gradient))
+        found: list[Tensor | None] = [None] * len(inputs)
+        if any(x is not None for statistic, gradient in others for x in statistic.flatten(gradient)):
+            found = _differentiate_statistics(inputs, needed, others)
+        _, needs_q, needs_k, *needs_spec = needed
+        wanted = Wanted(*(needs_spec[i] for i in autograd.PLACES))
+        if terms and not (ctx.shared is not None and ctx.shared.offer(terms, (needs_q, needs_k, *wanted))):
+            _, q, k, *spec = inputs
+            dq, dk, _, *learned = native.backward(
+                None, None, q, k, None, None, Normalisers(lse, scaled), LoweredSpec(*spec), wanted, terms
+            )
+            of_spec: list[Tensor | None] = [None] * len(spec)
+            for i, x in zip(autograd.PLACES, learned, strict=True):
+                of_spec[i] = x
+            found = autograd.add_gradients(found, [None, dq, dk, *of_spec])
+        return None, None, None, *found
+
+
+def _differentiate_statistics(
+    inputs: Sequence[Any], needed: Sequence[bool], asked: Sequence[tuple[Statistic, Any]]
+) -> list[Tensor | None]:
+    """Compute statistics again, block by block, in plain torch, and differentiate that, once or twice."""
+    twice = torch.is_grad_enabled()
+    if not twice:
+        inputs = [x.detach().requires_grad_() if w else x for x, w in zip(inputs, needed, strict=True)]
+    operand, q, k, *spec = inputs
+    statistics = [x if x.operand is None else x.with_operand(operand) for x, _ in asked]
+    with torch.enable_grad():
+        results = blocks.statistics(raise_spec(q, k, LoweredSpec(*spec)), statistics, True)
+    used = [
+        (x, g.to(x.dtype))
+        for statistic, result, (_, gradient) in zip(statistics, results, asked, strict=True)
+        for x, g in zip(statistic.flatten(result), statistic.flatten(gradient), strict=True)
+        if g is not None and x.requires_grad
+    ]
+    leaves = [x for x, w in zip(inputs, needed, strict=True) if w]
+    found: list[Tensor | None] = [None] * len(leaves)
+    if used:
+        outs, cotangents = zip(*used, strict=True)
+        found = list(torch.autograd.grad(outs, leaves, cotangents, allow_unused=True, create_graph=twice))
+    return [found.pop(0) if w else None for w in needed]

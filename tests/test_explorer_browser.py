@@ -30,6 +30,7 @@ from limelight.explorer.subject import Subject
 from limelight.lens import edits
 from limelight.lens.edits import Rectangle
 from limelight.lens.reading import read
+from limelight.lens.text_trace import trace_call
 from limelight.translate import shipped
 
 pytestmark = pytest.mark.slow
@@ -497,6 +498,7 @@ def test_many_heads_are_comfortable(tab: New, layers: int, heads: int) -> None:
         assert box["y"] + box["height"] <= 900
         assert f"Layer {layers - 1}, head {heads - 1}" in page.page.inner_text(".chosen-head .name")
         assert page.page.locator(".thumb").first.bounding_box()["width"] >= 32
+        page.quiet()  # nothing is asked for after the server has ended
 
 
 def test_text(short: Explorer, tab: New) -> None:
@@ -607,10 +609,11 @@ def test_the_steps_of_a_head(short: Explorer, tab: New) -> None:
 def test_the_steps_of_a_head_for_ones_own_text(reads: Explorer, tab: New, theme: str) -> None:
     one = tab(color_scheme=theme)
     page = one.open(reads.url, "#steps?show=own&call=1&head=2&own=I+like+tea.")
-    assert page.locator(".own-steps canvas").count() == 8  # x, q, k, v, scores, scaled, weights, output; no mask
     name = reads.subject.matrices[1].call.name
     reader = reads.subject.reader
     assert reader is not None
+    traced = trace_call(reader, "I like tea.", name)
+    assert page.locator(".own-steps canvas").count() == len(traced.steps) + 1  # and the length of each head's part
     truth = reader.read("I like tea.").record[name].dense()[0, 2].numpy()
     code = """([i, j, rows, cols]) => {
         const figure = [...document.querySelectorAll("figure")].find((x) => x.textContent.startsWith("weights"));

@@ -50,7 +50,8 @@ template <class C, int NV> void logit_gradients(const GradientTile<C>& x, const 
         // Made of the same dP, δ cancels its roundings: with few keys, Σ dO ∘ O would add as many of its own.
         for (int64_t i = 0; i < b.n * lanes; i += W) {
             const Vec<C> weight = load(b.s + i),
-                         delta = sums[i / W % NV] + load(x.delta + i % lanes) * C(0);  // NaN where that is
+                         delta = sums[i / W % NV] - load(x.dlse + i % lanes) +
+                                 load(x.delta + i % lanes) * C(0);  // NaN where that is
             store(dx + i, weight == C(0) ? Vec<C>{} : weight * (load(dx + i) - delta));
         }
         return;

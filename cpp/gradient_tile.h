@@ -18,14 +18,14 @@ template <class C> struct GradientTile {
     int vectors, row_count;
     bool not_finite;  // some normaliser is NaN
     bool decode;      // so few rows that features lie in the lanes of products with K and V (decode.h)
-    bool one_block;   // all keys of the rows are in one block, where δ can be summed
+    bool one_block;   // all keys that the rows attend to are in one block, where δ can be summed
     const Row* rows;
     C *q, *dout;                 // (feature, lane), or (row, feature) where `decode`
     C* dq;                       // (feature, lane)
     C *q_rows, *dout_rows;       // (row, feature), with the factors of dK and dV
     C *m, *l;                    // by lane: largest logit, log₂ Σ 2^(logit − m)
     C *inverse, *rest;           // by lane: 1 / Σ, and what rounding took from it
-    C *lse, *delta;              // by lane: m + l, δ
+    C *lse, *delta, *dlse;       // by lane: m + l, δ, the gradient of the log-sum-exp
     C *d_temperature, *d_slope;  // by lane: Σ dx · x, Σ dx · |distance|
     C* sums;                     // by lane: Σ over the keys of P times the terms of statistics that need it
     C *weights, *dx;             // (key, lane) of a block
@@ -71,8 +71,9 @@ GradientScratch<C> lay_out_gradient(const Problem& p, const Gradients& g, Arena&
         x.q = arena.take<C>(lanes * p.D);
         x.dout = arena.take<C>(lanes * p.Dv);
         x.dq = arena.take<C>(lanes * p.D);
-        C* by_lane = arena.take<C>(9 * lanes);
-        for (C** to : {&x.m, &x.l, &x.inverse, &x.rest, &x.lse, &x.delta, &x.d_temperature, &x.d_slope, &x.sums})
+        C* by_lane = arena.take<C>(10 * lanes);
+        for (C** to :
+             {&x.m, &x.l, &x.inverse, &x.rest, &x.lse, &x.delta, &x.dlse, &x.d_temperature, &x.d_slope, &x.sums})
             *to = by_lane, by_lane += lanes;
         x.weights = arena.take<C>(kBlock * lanes);
         x.dx = arena.take<C>(kBlock * lanes);
@@ -142,7 +143,7 @@ void load_gradients(const Problem& p, const Gradients& g, int64_t batch, Gradien
     load_side(g.dout, batch, x, p.Dv, C(1), x.dout, x.dout_rows);
     std::memset(x.dq, 0, lanes * p.D * sizeof(C));
     const Range run = next_run(x.rows, x.row_count, p.spans.count, 0, p.M);
-    x.one_block = p.M <= kBlock && g.terms.empty() && !g.dlse && !p.dropout &&
+    x.one_block = p.M <= kBlock && !g.part && g.terms.empty() && !p.dropout &&
                   next_run(x.rows, x.row_count, p.spans.count, run.end, p.M).empty();
     for (int r = 0; r < lanes; ++r) {
         const Row& row = x.rows[min(r, x.row_count - 1)];
@@ -150,7 +151,8 @@ void load_gradients(const Problem& p, const Gradients& g, int64_t batch, Gradien
         widen_row(address(p.out, batch, row.head, row.query), p.out.type, p.Dv, C(1), spare, p.Dv);
         C delta;
         dot<C, C, 1>(spare, x.dout_rows + r * Dv, p.Dv, &delta);
-        if (g.dlse) delta -= reinterpret_cast<const C*>(g.dlse)[at];
+        x.dlse[r] = g.dlse ? reinterpret_cast<const C*>(g.dlse)[at] : C(0);
+        delta -= x.dlse[r];
         if (sums) delta += sums[at];
         if (g.delta) reinterpret_cast<C*>(g.delta)[at] = delta;
         x.delta[r] = delta;

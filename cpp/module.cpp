@@ -113,7 +113,7 @@ void bind_gradients(nb::module_& m) {
             [](Gradients* self, const Problem& p, int dout_type, Address dout, const Strides& dout_strides, Address dq,
                const Strides& dq_strides, Address dk, const Strides& dk_strides, Address dv, const Strides& dv_strides,
                Address dlse, std::optional<Grid> bias, Address offsets, Address slopes, Address d_temperature,
-               Address delta, const std::vector<Request>& terms) {
+               Address delta, const std::vector<Request>& terms, bool part) {
                 Gradients* g = new (self) Gradients;
                 const int type = int(compute_type(p));
                 g->dout = rows(dout, dout_type, dout_strides);
@@ -124,11 +124,13 @@ void bind_gradients(nb::module_& m) {
                 g->offsets = pointer(offsets), g->slopes = pointer(slopes);
                 g->d_temperature = pointer(d_temperature), g->delta = pointer(delta);
                 g->terms = terms;
+                g->part = part;
             },
             "problem"_a, nb::kw_only(), "dout_type"_a, "dout"_a, "dout_strides"_a, "dq"_a, "dq_strides"_a, "dk"_a,
             "dk_strides"_a, "dv"_a, "dv_strides"_a, "dlse"_a = 0, "bias"_a = nb::none(), "offsets"_a = 0,
-            "slopes"_a = 0, "d_temperature"_a = 0, "delta"_a = 0, "terms"_a = std::vector<Request>{},
-            "`terms` are statistics whose outputs hold their gradients.");
+            "slopes"_a = 0, "d_temperature"_a = 0, "delta"_a = 0, "terms"_a = std::vector<Request>{}, "part"_a = false,
+            "`terms` are statistics whose outputs hold their gradients; the rows of a `part` have keys elsewhere, "
+            "too.");
 }
 
 void bind_statistics(nb::module_& m) {

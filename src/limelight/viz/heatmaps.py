@@ -132,7 +132,7 @@ def need_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ImportError("a figure needs matplotlib: pip install 'limelight[plot]'") from None
+        raise ImportError("a figure needs matplotlib: pip install 'limelight-attention[plot]'") from None
 
 
 def put(pictures: Sequence[Picture], on: Any, numbers: bool = False) -> Any:

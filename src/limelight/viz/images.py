@@ -75,7 +75,7 @@ def open_image(file: str | Path) -> Any:
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
-        raise ImportError("pictures are read with Pillow: pip install 'limelight[image]'") from None
+        raise ImportError("pictures are read with Pillow: pip install 'limelight-attention[image]'") from None
     path = Path(file)
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give the file of a picture")

@@ -115,5 +115,5 @@ def _parquet() -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise ImportError("parquet files need pyarrow: pip install 'limelight[survey]'") from None
+        raise ImportError("parquet files need pyarrow: pip install 'limelight-attention[survey]'") from None
     return pyarrow.parquet

@@ -143,5 +143,7 @@ def need_server() -> Any:
         import starlette  # noqa: F401
         import uvicorn
     except ImportError:
-        raise ImportError("the explorer needs starlette and uvicorn: pip install 'limelight-attention[explore]'") from None
+        raise ImportError(
+            "the explorer needs starlette and uvicorn: pip install 'limelight-attention[explore]'"
+        ) from None
     return uvicorn

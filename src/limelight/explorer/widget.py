@@ -8,7 +8,9 @@ from typing import Any
 try:
     import anywidget
 except ImportError:
-    raise ImportError("the explorer in a notebook needs anywidget: pip install 'limelight-attention[notebook]'") from None
+    raise ImportError(
+        "the explorer in a notebook needs anywidget: pip install 'limelight-attention[notebook]'"
+    ) from None
 
 from limelight.explorer.bundle import bundle
 from limelight.explorer.front import FRONT

@@ -185,8 +185,9 @@ class ParallelWeights(Weights):
             several = [x for x in asked if not isinstance(x, Cover)]
             results, normalisers = statistics.compute(shards, several, known if all(held) else None)
             self._keep(normalisers)
+            wide = [x for x in asked if isinstance(x, Cover)]
             with torch.no_grad():
-                covers = gathered.compute(shards, [x for x in asked if isinstance(x, Cover)], False)
+                covers = gathered.compute(shards, wide, False) if wide else []
             found = [(covers if isinstance(x, Cover) else results).pop(0) for x in asked]
         return [self._complete(x, result) for x, result in zip(asked, found, strict=True)]
 

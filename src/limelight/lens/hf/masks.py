@@ -163,6 +163,12 @@ def _masks_of(function: Callable[..., Any], q_offset: int, N: int, kv_offset: in
             return [Window(captured["sliding_window"])]
         case "packed_sequence_mask_function" if q_offset == kv_offset == 0 and N == M:
             return [Documents(captured["packed_sequence_mask"])]
+        case "remap_positions_for_packed_sequence":
+            # It always stands beside the documents, in each of which positions are consecutive: a mask that looks at
+            # the distance between query and key alone is the same for positions that begin again.
+            parts = _masks_of(captured["mask_function"], q_offset, N, kv_offset, M)
+            if all(isinstance(x, (Causal, Window)) for x in parts):
+                return parts
         case "chunked_overlay" if q_offset - kv_offset == M - N:
             size, left = captured["chunk_size"], captured["left_padding"].reshape(-1, 1).cpu()
             begin = left + (torch.arange(q_offset, q_offset + N) - left) // size * size - kv_offset

@@ -454,6 +454,18 @@ def test_the_exit_waits_for_what_is_under_way_and_drops_what_waits() -> None:
     assert sorted(ended.stdout.split()) == ["0", "1", "done", "done"]
 
 
+def test_the_exit_does_not_wait_for_workers_that_nobody_closed() -> None:
+    script = """if True:
+        from limelight.explorer.questions import QUICK
+        from limelight.explorer.workers import Workers
+        workers = Workers()
+        print(workers.submit(QUICK, lambda: 7).result())
+        del workers
+    """
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "7\n", "")
+
+
 def test_translating() -> None:
     subject = Subject.of(made(3, 3))
     with pytest.raises(RefusedError, match="does not translate"):

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from threading import Barrier, Lock, Thread, get_native_id
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import torch
 
@@ -35,12 +35,13 @@ Queue = SimpleQueue[tuple[Future[Any], Work] | None]
 
 
 class Workers:
-    """Threads by lane, which start when they are needed."""
+    """Threads by lane, which start when they are needed and end with this object, at the latest."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, Queue] = {}
         self._lock = Lock()
         _every.add(self)
+        finalize(self, _end, self._lanes)  # the threads of workers that nobody closed would be waited for at the exit
 
     def submit(self, lane: str, work: Work) -> Future[Any]:
         """Run ``work()`` in a lane."""
@@ -55,12 +56,7 @@ class Workers:
     def close(self) -> None:
         """Drop what waits, and end the threads after what they are doing."""
         with self._lock:
-            for lane, queue in self._lanes.items():
-                for future in _drained(queue):
-                    future.cancel()
-                for _ in range(COUNTS[lane]):
-                    queue.put(None)
-            self._lanes.clear()
+            _end(self._lanes)
 
 
 def wait_for_all(seconds: float | None = None) -> bool:
@@ -74,6 +70,15 @@ def wait_for_all(seconds: float | None = None) -> bool:
 
 
 atexit.register(wait_for_all)
+
+
+def _end(lanes: dict[str, Queue]) -> None:
+    for lane, queue in lanes.items():
+        for future in _drained(queue):
+            future.cancel()
+        for _ in range(COUNTS[lane]):
+            queue.put(None)
+    lanes.clear()
 
 
 def _drained(queue: Queue) -> list[Future[Any]]:

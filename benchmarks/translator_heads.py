@@ -39,7 +39,7 @@ def main(file: str, sentences: int) -> None:
         clean = bleu()
         print(f"no edit: BLEU {clean:.1f} on {len(references)} sentences", flush=True)
         for layer, block in enumerate(model.decoder.blocks):
-            for head in range(block.cross.heads):
+            for head in range(block.cross.num_heads):
                 with ll.edit(model, {f"decoder.blocks.{layer}.cross": Off(head)}):
                     score = bleu()
                 mark = "  (best aligner)" if (layer, head) == votes.most_common(1)[0][0] else ""

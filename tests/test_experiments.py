@@ -33,12 +33,10 @@ from limelight.experiments.findings import (
     judge,
     ordered,
 )
-from limelight.experiments.joining_heads import head_outputs
 from limelight.experiments.measuring import Ratio, judge_ratio, longest, operations, peak_bytes, time_ratio
 from limelight.experiments.stored import stored_attention
 from limelight.experiments.streaming import RecomputedAttention
 from limelight.experiments.verdicts import corrections, summary, verdicts
-from limelight.nn import MultiHeadAttention
 
 # Those that train models, load real ones or measure memory in processes of their own take seconds each.
 CHEAP = (
@@ -278,12 +276,6 @@ def test_paths_are_counted_in_the_graph() -> None:
     y = ((x * 2).exp() * other).exp() + x  # x is one operation away, and five along the other branch
     assert cost.shortest_and_longest_path(y, x) == (1, 5)
     assert cost.shortest_and_longest_path(y, other) == (3, 3)
-
-
-def test_head_outputs_make_the_layer() -> None:
-    layer, x = MultiHeadAttention(30, 5), torch.randn(2, 7, 30)
-    joined = head_outputs(layer, x).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(layer.out(joined), layer(x))
 
 
 @pytest.mark.slow

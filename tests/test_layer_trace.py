@@ -34,13 +34,14 @@ def test_layer_has_the_weights_and_output_of_pytorch() -> None:
 def test_outputs_and_contributions_of_each_head() -> None:
     layer = ll.nn.MultiHeadAttention(22, 6, kv_heads=3, head_width=5, value_width=7)
     x, context = torch.randn(2, 11, 22), torch.randn(2, 13, 22)
-    parts = layer.by_head(x, context, mask=ll.Padding([7, 13]))
+    parts = layer.heads(x, context, mask=ll.Padding([7, 13]))
     want = layer(x, context, mask=ll.Padding([7, 13]))
     torch.testing.assert_close(parts.contributions.sum(1) + layer.out.bias, want)
     only = torch.zeros_like(parts.outputs)
     only[:, 4] = parts.outputs[:, 4]
     by_hand = F.linear(only.transpose(1, 2).flatten(2), layer.out.weight)
     torch.testing.assert_close(parts.contributions[:, 4], by_hand)
+    torch.testing.assert_close(layer.out(parts.outputs.transpose(1, 2).flatten(2)), want)
 
 
 @pytest.mark.parametrize("order", ["pre", "post"])
@@ -82,6 +83,9 @@ def test_layer_of_a_model_of_transformers(name: str) -> None:
     bias = 0 if name == "llama" else model.get_submodule(f"{_block(t)}.{projection.name}").bias
     torch.testing.assert_close(t["contributions"].sum(0) + bias, projection.value, rtol=1e-4, atol=1e-5)
     assert sum(step.title.startswith("residual") for step in t.steps) == 2
+    equations = " ".join(step.title for step in t.steps)
+    assert all(matrix in equations for matrix in ("W_Q", "W_K", "W_V"))
+    assert projection.title.startswith("result of all heads = concatenated W_O")
 
 
 def _block(t: LayerTrace) -> str:
@@ -127,7 +131,12 @@ MATRICES = {
 def test_command_with_heads_and_output_projection() -> None:
     result = CliRunner().invoke(main, ["trace", "-", "--json"], input=json.dumps(MATRICES))
     assert result.exit_code == 0
-    found = {step["name"]: step["value"] for step in json.loads(result.output)["steps"]}
+    listed = json.loads(result.output)["steps"]
+    titles = [step["title"].split(" (")[0] for step in listed]
+    for equation in ("queries of all heads = x W_Q", "keys of all heads = x W_K", "values of all heads = x W_V"):
+        assert equation in titles
+    assert titles[-1] == "result of all heads = concatenated W_O"
+    found = {step["name"]: step["value"] for step in listed}
     steps = {name: torch.tensor(found[name]) for name in ("out", "contributions")}
     x, W_V, W_O = (torch.tensor(MATRICES[n], dtype=torch.float32) for n in ("x", "W_V", "W_O"))
     # The first token sees itself alone, so its output is its value, projected.

@@ -103,6 +103,9 @@ def test_command_reads_json(tmp_path: Path) -> None:
         ('{"q": [[1]], "k": [[1]], "v": 3}', '"v" has shape ()'),
         ('{"q": [[1], [1, 2]], "k": [[1]], "v": [[1]]}', '"q" is not a matrix of numbers'),
         ('{"q": [[1, 2]], "k": [[1]], "v": [[1]]}', "differ in width: 2 and 1"),
+        ('{"x": [[1]], "WQ": [[1]], "W_K": [[1]], "W_V": [[1]]}', '"WQ" is unknown; the nearest is "W_Q"'),
+        ('{"q": [[1]], "k": [[1]], "V": [[1]]}', '"V" is unknown; the nearest is "v"'),
+        ('{"q": [[1]], "k": [[1]]}', "it lacks v"),
         (
             '{"x": [[1, 2]], "W_Q": [[1]], "W_K": [[1]], "W_V": [[1]]}',
             '"W_Q" has 1 rows and "x" has 2 columns',

@@ -198,9 +198,10 @@ def _read(file: TextIO) -> dict[str, Any]:
     except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
         raise click.UsageError(f"{file.name} is not JSON: {error}") from None
     named = data if isinstance(data, dict) else {}
-    names = _DIRECT if all(n in named for n in _DIRECT) else _PROJECTED
+    direct = [n in named for n in _DIRECT]
+    names = _DIRECT if all(direct) or (any(direct) and "x" not in named) else _PROJECTED
     missing = [n for n in names if n not in named]
-    if missing:
+    if missing and not set(named) - {*_DIRECT, *_PROJECTED, *_OPTIONAL}:
         raise click.UsageError(
             f'{file.name} must hold "q", "k" and "v", or "x", "W_Q", "W_K" and "W_V"; it lacks {", ".join(missing)}'
         )

@@ -56,19 +56,13 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     return Result("joining-heads", takeaway, findings, {"slices": rows})
 
 
-def head_outputs(layer: MultiHeadAttention, x: Tensor) -> Tensor:
-    """Return what each head gives before W_O, ``(B, heads, N, width / heads)``."""
-    outputs: Tensor = layer.weights(x) @ layer.value(x).unflatten(-1, (layer.heads, -1)).transpose(1, 2)
-    return outputs
-
-
 def _compare(seed: int, width: int = 64, tokens: int = 96) -> tuple[float, float, float]:
     """Return the difference between both ways, and the lost variance of added and of concatenated heads."""
     torch.manual_seed(seed)
     layer = MultiHeadAttention(width, HEADS)
     x = torch.randn(1, tokens, width)
     with torch.no_grad():
-        heads = head_outputs(layer, x)
+        heads = layer.heads(x).outputs
         slices = layer.out.weight.chunk(HEADS, dim=1)
         summed = sum(heads[:, n] @ W.T for n, W in enumerate(slices)) + layer.out.bias
         off = float((summed - layer(x)).abs().max())
@@ -89,7 +83,7 @@ def _learned_slices(seed: int, steps: int) -> list[float]:
     teacher = torch.cat([torch.randn(WIDTH, WIDTH // HEADS) * (h in USED) for h in range(HEADS)], 1)
     x = 2 * torch.randn(64, TOKENS, WIDTH)
     with torch.no_grad():
-        joined = head_outputs(layer, x).transpose(1, 2).flatten(2)
+        joined = layer.heads(x).outputs.transpose(1, 2).flatten(2)
     wanted = joined @ teacher.T
     out = nn.Linear(WIDTH, WIDTH, bias=False)
     optimizer = torch.optim.Adam(out.parameters(), lr=3e-2)
@@ -131,7 +125,7 @@ def _judge_mixing(rows: list[dict[str, Any]], seed: int) -> list[Finding]:
     layer = MultiHeadAttention(WIDTH, HEADS, bias=False)
     texts = torch.randn(2, TOKENS, WIDTH)
     with torch.no_grad():
-        heads = head_outputs(layer, texts)
+        heads = layer.heads(texts).outputs
         slices = [
             [
                 torch.linalg.lstsq(heads[n, h], heads[n, h] @ W.T).solution

@@ -36,7 +36,7 @@ def model_sizes(model: nn.Module, record: Record, n: int) -> dict[str, int]:
         if isinstance(call.seen, LazyWeights):
             sizes["d_k"] = call.seen.tensors()[0].shape[-1]
         given = next((getattr(config, name) for name in _VALUE_WIDTHS if hasattr(config, name)), sizes.get("d_k"))
-        d_v = layers[0].out.in_features // layers[0].heads if layers else given
+        d_v = layers[0].out.in_features // layers[0].num_heads if layers else given
         if d_v is not None:
             sizes["d_v"] = d_v
         kinds: dict[tuple[str, str], set[str]] = {}

@@ -22,6 +22,14 @@ from limelight.matrix.steps import Trace
 
 _SPEC = AttentionSpec._fields
 
+# The names that limelight and transformers give to the projections of an attention module.
+_PROJECTIONS = {
+    "queries of all heads = {x} W_Q": ("query", "q_proj", "q_lin", "q"),
+    "keys of all heads = {x} W_K": ("key", "k_proj", "k_lin", "k"),
+    "values of all heads = {x} W_V": ("value", "v_proj", "v_lin", "v"),
+    "queries, keys and values of all heads = {x} [W_Q W_K W_V]": ("c_attn", "qkv", "qkv_proj", "query_key_value"),
+}
+
 
 @dataclass(frozen=True)
 class _Call:
@@ -209,14 +217,14 @@ def layer_trace(tracer: LayerTracer, call: _Call, tokens: Any) -> LayerTrace:
     inside = [e for e in before if _is_inside(e, block) and _is_leaf(e)]
     builder.add_input(whole, block)
     for event in inside:
-        builder.add_module(event, block, of_keys=call.kind == "cross")
+        builder.add_module(event, block, _projection(event, call))
     attention = next((e for e in after if e.module is call.module and e.input is not None), None)
     builder.add_call(call, None if attention is None or attention.input is None else builder.find(attention.input))
     end = next((n for n, e in enumerate(after) if block and e.name == block), len(after))
     following = [e for e in after[:end] if _is_inside(e, block) and _is_leaf(e)]
-    builder.add_output_projection(call, following, block)
+    output = builder.add_output_projection(following, block)
     for event in following:
-        builder.add_module(event, block)
+        builder.add_module(event, block, "result of all heads = {x} W_O" if event is output else None)
     builder.add_result(whole)
     return LayerTrace(builder.steps, queries, keys, call.name, call.scale)
 
@@ -226,6 +234,14 @@ def _block_name(name: str) -> str:
     parts = name.split(".")
     at = next((n for n, part in enumerate(parts) if part.isdecimal()), -1)
     return ".".join(parts[: at + 1])
+
+
+def _projection(event: _Event, call: _Call) -> str | None:
+    """Return the equation of a projection of the attention module, or None for another module."""
+    if call.name and not event.name.startswith(f"{call.name}."):
+        return None
+    name = event.name.split(".")[-1]
+    return next((equation for equation, names in _PROJECTIONS.items() if name in names), None)
 
 
 def _is_inside(event: _Event, block: str) -> bool:
@@ -274,13 +290,21 @@ class _Builder:
         if whole is not None and whole.input is not None and whole.input.ndim == 3:
             self._keep("x", f"x, the input of {block}" if block else "x, the input", whole.input)
 
-    def add_module(self, event: _Event, block: str, of_keys: bool = False) -> None:
-        """Append the output of a module, and before it its input where that is a sum or new."""
+    def add_module(self, event: _Event, block: str, equation: str | None = None) -> None:
+        """Append the output of a module, and before it its input where that is a sum or new.
+
+        ``equation`` says what a projection computes from its input ``{x}``.
+        """
         if event.input is None or event.output is None or event.output.ndim != 3:
             return
         name = event.name.removeprefix(f"{block}.") or event.name
         self._explain(event.input, name)
-        self._keep(name, f"{name}: {_describe(event.module)}", event.output, [self.find(event.input)])
+        source = self.find(event.input)
+        title = f"{name}: {_describe(event.module)}"
+        if equation is not None:
+            bias = " + b" if getattr(event.module, "bias", None) is not None else ""
+            title = f"{equation.format(x=source or 'x')}{bias} ({title})"
+        self._keep(name, title, event.output, [source])
 
     def add_call(self, call: _Call, reads: str | None) -> None:
         """Append the steps of the attention call, all heads at once; it reads the step of this name."""
@@ -307,8 +331,8 @@ class _Builder:
         title = "concatenated: the outputs of the heads, next to each other"
         self._keep("concatenated", title, found.output.transpose(0, 1).flatten(1)[None], ["heads"])
 
-    def add_output_projection(self, call: _Call, following: list[_Event], block: str) -> None:
-        """Append what each head adds to the result, where a linear module reads the concatenated heads."""
+    def add_output_projection(self, following: list[_Event], block: str) -> _Event | None:
+        """Append what each head adds to the result, and return the run of the linear module that joins the heads."""
         concatenated = self._known[-1][1]
         for event in following:
             weight = getattr(event.module, "weight", None)
@@ -321,7 +345,8 @@ class _Builder:
             name = event.name.removeprefix(f"{block}.")
             title = f"part of each head in the result = its output · its rows of W_O ({name})"
             self.add("contributions", title, parts, of=["heads"])
-            return
+            return event
+        return None
 
     def add_result(self, whole: _Event | None) -> None:
         """Append the output of the block, unless it is the last step already."""

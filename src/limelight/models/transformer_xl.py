@@ -32,8 +32,8 @@ class MemoryAttention(MultiHeadAttention):
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None, **other: Any) -> Tensor:
         """``x (B, N, width)``; ``context (B, M, width)`` is the memory."""
         seen = x if context is None else torch.cat([context.detach(), x], 1)
-        q = self._split(self.query(x), self.heads)
-        k, v = self._split(self.key(seen), self.heads), self._split(self.value(seen), self.heads)
+        q = self._split(self.query(x), self.num_heads)
+        k, v = self._split(self.key(seen), self.num_heads), self._split(self.value(seen), self.num_heads)
         q, k, bias = self.positions.place(q, k, keys=seen.shape[1], scale=self.scale)
         y = self.attend(q, k, v, mask=mask, bias=bias)
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))

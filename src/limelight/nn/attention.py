@@ -83,7 +83,7 @@ class MultiHeadAttention(nn.Module):
         head_width = width // heads if head_width is None else head_width
         value_width = head_width if value_width is None else value_width
         context_width = width if context_width is None else context_width
-        self.heads, self.kv_heads, self.dropout = heads, kv_heads, dropout
+        self.num_heads, self.kv_heads, self.dropout = heads, kv_heads, dropout
         self.scale = head_width**-0.5 if scale is None else scale
         self.query = Linear(width, heads * head_width, bias=bias)
         self.key = Linear(context_width, kv_heads * head_width, bias=bias)
@@ -121,12 +121,12 @@ class MultiHeadAttention(nn.Module):
         q, k, _, bias = self._operands(x, context, None, 0)
         return weights(q, k, mask=mask, bias=bias, scale=self.scale)
 
-    def by_head(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None) -> HeadOutputs:
+    def heads(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None) -> HeadOutputs:
         """Return each head's output before W_O, and what it adds to the layer's output after it.
 
         >>> layer = MultiHeadAttention(32, 4)
         >>> x = torch.randn(3, 5, 32)
-        >>> parts = layer.by_head(x)
+        >>> parts = layer.heads(x)
         >>> parts.outputs.shape, parts.contributions.shape
         (torch.Size([3, 4, 5, 8]), torch.Size([3, 4, 5, 32]))
         >>> torch.allclose(parts.contributions.sum(1) + layer.out.bias, layer(x), atol=1e-5)
@@ -134,7 +134,7 @@ class MultiHeadAttention(nn.Module):
         """
         q, k, v, bias = self._operands(x, context, None, 0)
         outputs = self.attend(q, k, v, mask=mask, bias=bias)
-        W_O = self.out.weight.T.unflatten(0, (self.heads, -1))  # (heads, value width, width)
+        W_O = self.out.weight.T.unflatten(0, (self.num_heads, -1))  # (heads, value width, width)
         return HeadOutputs(outputs, outputs @ W_O)
 
     def attend(self, q: Tensor, k: Any, v: Any, *, mask: Mask | None, bias: Bias | None) -> Tensor:
@@ -149,11 +149,11 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Any, Any, Bias | None]:
         _check_inputs(x, context, cache)
         if context is not None:
-            q = _apply_norm(self._split(self.query(x), self.heads), self.query_norm)
+            q = _apply_norm(self._split(self.query(x), self.num_heads), self.query_norm)
             k, v = self._context_keys_values(context, cache)
             return q, k, v, None
         queries, new_keys, values = project(x, self.query, self.key, self.value)
-        q = _apply_norm(self._split(queries, self.heads), self.query_norm)
+        q = _apply_norm(self._split(queries, self.num_heads), self.query_norm)
         k, v = self._keys_values(new_keys, values)
         keys = x.shape[1] if cache is None else cache.begin(x.shape[1])
         q, k, bias = self.positions.place(q, k, first, keys=keys, scale=self.scale)
@@ -206,8 +206,8 @@ class MultiHeadAttention(nn.Module):
 
     def to_torch(self) -> nn.MultiheadAttention:
         """Convert to ``nn.MultiheadAttention(batch_first=True)``; raises ``ValueError`` if it has no counterpart."""
-        width, head_width = self.out.out_features, self.query.out_features // self.heads
-        plain = self.kv_heads == self.heads and head_width * self.heads == width == self.value.out_features
+        width, head_width = self.out.out_features, self.query.out_features // self.num_heads
+        plain = self.kv_heads == self.num_heads and head_width * self.num_heads == width == self.value.out_features
         plain = plain and self.scale == head_width**-0.5 and (self.query.bias is None) == (self.out.bias is None)
         if not plain or self.query_norm is not None or type(self.positions) is not Positions:
             raise ValueError(
@@ -217,7 +217,7 @@ class MultiHeadAttention(nn.Module):
         kdim = self.key.in_features
         has_bias = self.query.bias is not None
         theirs = nn.MultiheadAttention(
-            width, self.heads, self.dropout, bias=has_bias, kdim=kdim, vdim=kdim, batch_first=True
+            width, self.num_heads, self.dropout, bias=has_bias, kdim=kdim, vdim=kdim, batch_first=True
         )
         ours = self.query, self.key, self.value
         with torch.no_grad():

@@ -35,11 +35,39 @@ def test_one_word_of_a_model_by_name(minilm: Path) -> None:
     assert found["sizes"] == {"d_model": 384, "heads": 12, "d_k": 32, "d_v": 32, "layers": 6, "n": 9}
 
 
+def test_strongest_links_of_a_word_come_first(minilm: Path) -> None:
+    """A pronoun's antecedent is in view at once, with the weight that transformers computes."""
+    text = "The animal didn't cross the street because it was too tired"
+    model = tf.AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
+    ids = tf.AutoTokenizer.from_pretrained(minilm)(text, return_tensors="pt")
+    with torch.no_grad():
+        weights = model(**ids, output_attentions=True).attentions
+    it, animal = 10, 2
+    layer, head = max(
+        ((n, h) for n in range(6) for h in range(12)), key=lambda at: weights[at[0]][0, at[1], it, animal]
+    )
+    weight = float(weights[layer][0, head, it, animal])
+    assert weight > 0.6
+    lines = CliRunner().invoke(main, ["look", text, "--model", "minilm", "--word", "it"]).stdout.splitlines()
+    first = next(line for line in lines if line.strip().startswith("animal"))
+    assert lines.index(first) < 9
+    assert f"animal {weight:.2f} " in first
+    assert first.endswith(f"layer {layer}, head {head}")
+
+
 def test_one_word_on_the_terminal() -> None:
     shown = CliRunner().invoke(main, ["look", TEXT, "--word", "cat"]).stdout
     assert "encoder self-attention, layer 0, cat at 1: attends to" in shown
     assert "decoder cross-attention, layer 1, cat at 1: is attended to by" in shown
     assert "mean of the heads" in shown
+    assert max(map(len, shown.splitlines())) < 100
+    alone = CliRunner().invoke(main, ["look", TEXT, "--word", "cat", "--layer", "1", "--head", "3"]).stdout
+    numbers = [line.split()[1] for line in alone.splitlines() if line.startswith("  head")]
+    assert numbers == ["3", "3", "3"]  # attends to, is attended to in the encoder, and by the decoder
+    assert (
+        "there is no head 8; there are 0 to 7"
+        in CliRunner().invoke(main, ["look", TEXT, "--word", "cat", "--head", "8"]).stderr
+    )
     done = CliRunner().invoke(main, ["look", TEXT, "--word", "dog"])
     assert done.exit_code == 1
     assert "the text has no word 'dog'; its tokens are" in done.stderr

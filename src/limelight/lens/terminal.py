@@ -78,7 +78,7 @@ def look(
     everything = reading if temperature is None else reading.changed(temperature=temperature)
     selected = everything.only(layer)
     if word is not None and not as_json and not html:
-        return _draw_word(selected, word)
+        return _draw_word(selected, word, head)
     explicit = head is not None
     progress = _progress_bars(messages, max(map(len, reading.tokens.values())))
     seen = selected if selected.picture is None else pictures.on_the_picture(selected)
@@ -104,18 +104,18 @@ def look(
                 found["word"] = word_as_dicts(selected, word)
             print(strict_json.dumps(found))
         elif word is not None:
-            _draw_word(selected, word)
+            _draw_word(selected, word, head if explicit else None)
         else:
             title = f"strongest links of {call.name}, head {head}" if explicit else _LINKS_TITLE
             shown = rows if every_head or len(rows) <= _ROWS else rows.telling(_ROWS)
             _draw(selected, shown, len(rows), _links_table(title, selected, links), call, head, patch)
 
 
-def _draw_word(reading: Reading, word: str) -> None:
+def _draw_word(reading: Reading, word: str, head: int | None) -> None:
     """Print where on the picture a caption's word looks, or what a word of a text attends to."""
     if reading.picture is not None:
         return pictures.draw_words(reading, wide_console(), word)
-    return print_word(reading, word, wide_console())
+    return print_word(reading, word, wide_console(), head)
 
 
 def _draw(

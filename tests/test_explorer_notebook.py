@@ -43,6 +43,19 @@ def test_large_matrices_are_pictures() -> None:
     assert len(matrix_html(np.random.default_rng(0).random((4000, 4000)))) < 2**20
 
 
+def test_signs_have_colours_of_their_own() -> None:
+    tints = re.findall(r"background: rgb\((\d+ \d+ \d+) / ([\d.]+)", matrix_html(np.array([[1.0, -1.0, 0.5, -0.25]])))
+    colours, alphas = zip(*tints, strict=True)
+    assert colours[0] == colours[2] != colours[1] == colours[3]
+    assert [float(a) for a in alphas] == [0.6, 0.6, 0.3, 0.15]
+    tall = np.zeros((1301, 7))  # several rows share a pixel, which shows the farthest from 0
+    tall[0, 0], tall[1, 0], tall[1300, 6] = 0.25, -1.0, 0.25
+    image = pixels(matrix_html(tall))
+    assert image[0, 0, 3] == 255
+    assert image[0, 0, 2] > image[0, 0, 0]
+    assert image[-1, -1, 2] < image[-1, -1, 0]
+
+
 def test_masks() -> None:
     mask = ll.Causal() & (ll.Window(2) | ll.First(1))
     allowed, html = mask.dense(9), mask._repr_html_()

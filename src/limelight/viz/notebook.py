@@ -1,6 +1,7 @@
 """Matrices, tables and texts as HTML for notebooks: small, without scripts, for light and dark pages alike.
 
-Colours are shades of one accent over whatever the page's background is, and text has the page's own colour.
+Colours are shades over whatever the page's background is: of one accent for positive numbers, of another for negative
+ones. Text has the page's own colour.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_ACCENT = (201, 83, 28)  # readable on white and on black
+_POSITIVE, _NEGATIVE = (201, 83, 28), (63, 127, 217)  # readable on white and on black
 _SHOWN = 16  # rows and columns whose numbers are shown; larger matrices are pictures
 _PICTURE = 512  # pixels of a picture that are stored on a side, at most
 _WIDE = 320  # pixels of a picture on the screen
@@ -40,7 +41,8 @@ def matrix_html(
     largest = max(float(np.abs(finite).max()), 1e-30) if finite.size else 1.0
     if max(x.shape) <= _SHOWN:
         return _block(title, _numbers(x, rows, cols, largest))
-    shade = np.sqrt(np.abs(np.nan_to_num(x, posinf=0.0, neginf=0.0)) / largest)
+    finite = np.nan_to_num(x, posinf=0.0, neginf=0.0)
+    shade = np.sign(finite) * np.sqrt(np.abs(finite) / largest)
     return _block(title, _picture(shade), f"{x.shape[0]} × {x.shape[1]}, largest {largest:.3g}")
 
 
@@ -96,9 +98,8 @@ def _block(title: str, content: str, below: str = "") -> str:
 
 
 def _numbers(x: NDArray[np.float64], rows: Sequence[str] | None, cols: Sequence[str] | None, largest: float) -> str:
-    r, g, b = _ACCENT
-
     def cell(v: float) -> str:
+        r, g, b = _NEGATIVE if v < 0 else _POSITIVE
         text = "−∞" if v == -np.inf else "∞" if v == np.inf else f"{v:.2f}".replace("-", "−")
         alpha = 0.0 if not np.isfinite(v) else 0.6 * abs(v) / largest
         style = f"background: rgb({r} {g} {b} / {alpha:.2f}); padding: 2px 7px; text-align: right; border-radius: 3px"
@@ -118,15 +119,16 @@ def _numbers(x: NDArray[np.float64], rows: Sequence[str] | None, cols: Sequence[
 
 
 def _picture(shade: NDArray[np.float64]) -> str:
-    """Return shades from 0 to 1 as an image, a pixel for each or for several, of which it shows the darkest."""
+    """Return shades from −1 to 1 as an image, a pixel for each or for several, of which it shows the darkest."""
     rows, cols = shade.shape
     if not rows or not cols:
         return "<div>empty</div>"
     step = -(-max(rows, cols) // _PICTURE)
     if step > 1:
-        shade = np.maximum.reduceat(
-            np.maximum.reduceat(shade, np.arange(0, rows, step), 0), np.arange(0, cols, step), 1
-        )
+        down, across = np.arange(0, rows, step), np.arange(0, cols, step)
+        highest = np.maximum.reduceat(np.maximum.reduceat(shade, down, 0), across, 1)
+        lowest = np.minimum.reduceat(np.minimum.reduceat(shade, down, 0), across, 1)
+        shade = np.where(-lowest > highest, lowest, highest)
     wide = min(_WIDE, max(3 * cols, 24))
     high = max(1, round(wide * rows / cols))
     style = f"width: {wide}px; height: {high}px; image-rendering: pixelated; outline: 1px solid rgb(128 128 128 / .35)"
@@ -135,10 +137,10 @@ def _picture(shade: NDArray[np.float64]) -> str:
 
 
 def _png(shade: NDArray[np.float64]) -> bytes:
-    """Return a PNG in the accent colour whose opacity is the shade."""
+    """Return a PNG in the colour of each shade's sign, whose opacity is the shade."""
     pixels = np.empty((*shade.shape, 4), np.uint8)
-    pixels[..., :3] = _ACCENT
-    pixels[..., 3] = np.round(shade.clip(0, 1) * 255)
+    pixels[..., :3] = np.where(shade[..., None] < 0, _NEGATIVE, _POSITIVE)
+    pixels[..., 3] = np.round(np.abs(shade).clip(0, 1) * 255)
     return encode_png(pixels)
 
 

@@ -100,11 +100,11 @@ template <class C> void add_rows_of(const Grid& g, const Block<C>& b, const C* d
 
 // to[key][lane] = side · k, where `side` is x.q or x.dout and k the keys or values of the block.
 template <class C, int NV>
-void block_products(const GradientTile<C>& x, const C* side, const Operand& k, int64_t width, const Block<C>& b, C* to,
-                    AlibiBias<C> alibi_bias, C* spare) {
+void block_products(const GradientTile<C>& x, const C* side, const Operand& k, int64_t width, const Block<C>& b,
+                    Range partial, C* to, AlibiBias<C> alibi_bias, C* spare) {
     if (!x.decode) {
         const int64_t chain = score_chain<C>(b.p.Hq / b.p.Hkv * b.p.N, b.p.M, width);
-        return all_scores<C, NV>(side, k.as_matrix<C>().data, k.stride, width, b.n, to, nullptr, alibi_bias, chain);
+        return visible_scores<C, NV>(b, partial, side, k, width, to, nullptr, alibi_bias, chain);
     }
     std::memset(to, 0, b.n * b.lanes * sizeof(C));  // lanes without a row
     for (int64_t j = 0; j < b.n; j += kDecodeStep) {
@@ -120,7 +120,7 @@ template <class C, int NV>
 void block_logits(const GradientTile<C>& x, const Operand& k, const Block<C>& b, Range partial, C* spare) {
     const Problem& p = b.p;
     const bool has_alibi = !p.softcap && !x.decode;
-    block_products<C, NV>(x, x.q, k, p.D, b, b.s, has_alibi ? alibi_bias(b, spare) : AlibiBias<C>{}, spare);
+    block_products<C, NV>(x, x.q, k, p.D, b, partial, b.s, has_alibi ? alibi_bias(b, spare) : AlibiBias<C>{}, spare);
     if (!plain(p) || (p.slopes && !has_alibi) || !partial.empty()) to_logits(b, has_alibi, partial, spare);
 }
 
@@ -133,7 +133,7 @@ void differentiate_tile(const Gradients& g, const GradientTask<C>& task, const G
     C* spare = scratch.spare;
     block_logits<C, NV>(x, k, b, partial, spare);
     if (logits) std::memcpy(logits, b.s, b.n * b.lanes * sizeof(C));
-    block_products<C, NV>(x, x.dout, v, p.Dv, b, dx, AlibiBias<C>{}, spare);
+    block_products<C, NV>(x, x.dout, v, p.Dv, b, partial, dx, AlibiBias<C>{}, spare);
     for (const auto& term : scratch.terms) term->add(x, tile, b, dx);
     logit_gradients<C, NV>(x, b, dx);
     if (x.not_finite) clear_forbidden(b, b.s), clear_forbidden(b, dx);
@@ -221,6 +221,7 @@ void differentiate_block(const Problem& p, const Gradients& g, const GradientTas
     const int64_t n = s.n();
     bool whole = !p.mask.data;  // every row may attend to every key
     Term<C> of_q[kGradientTiles], of_dout[kGradientTiles];
+    const Row* rows_of[kGradientTiles];
     int terms = 0;
     for (int i = 0; i < count; ++i) {
         const GradientTile<C>& x = scratch.tiles[i];
@@ -231,6 +232,7 @@ void differentiate_block(const Problem& p, const Gradients& g, const GradientTas
             std::memset(to + (skip + m) * lanes, 0, (n - skip - m) * lanes * sizeof(C));
         }
         if (!m) continue;
+        rows_of[terms] = x.rows;
         of_q[terms] = {x.dx, lanes, x.q_rows, whole_vectors<C>(p.D), x.row_count};
         of_dout[terms++] = {x.weights, lanes, x.dout_rows, whole_vectors<C>(p.Dv), x.row_count};
         const auto visit = x.vectors == 3   ? differentiate_tile<C, 3>
@@ -248,12 +250,25 @@ void differentiate_block(const Problem& p, const Gradients& g, const GradientTas
         if (!s.n(i)) continue;
         const GradientTile<C>& x = scratch.tiles[i];
         const Operand mine = s.k.from(s.skip(i));
-        const auto add = x.vectors == 3 ? all_values<C, 3> : x.vectors == 2 ? all_values<C, 2> : all_values<C, 1>;
-        add(x.dx + s.skip(i) * x.lanes(), mine.as_matrix<C>().data, mine.stride, s.n(i), p.D, x.dq, scratch.ones);
+        const auto add = x.vectors == 3   ? visible_values<C, 3>
+                         : x.vectors == 2 ? visible_values<C, 2>
+                                          : visible_values<C, 1>;
+        add(block_of_tile(p, task, x, s, i), s.seen[i].partial, x.dx + s.skip(i) * x.lanes(), mine, p.D, x.dq,
+            scratch.ones);
     }
     const int64_t chain = p.Hq / p.Hkv * p.N < kFewRows ? kShortChain : kGradientTiles * kMaxLanes<C>;
-    product_in_chains(of_q, terms, chain, n, p.D, dk, g.dk.row);
-    product_in_chains(of_dout, terms, chain, n, p.Dv, dv, g.dv.row);
+    // Along the edges of a band, some keys at a time with the rows that see one of them.
+    const int64_t step = whole || p.spans.count != 1 ? n : kProductKeys;
+    for (int64_t a = 0; a < n; a += step) {
+        const Range keys{s.keys.begin + a, min(s.keys.begin + a + step, s.keys.end)};
+        Term<C> some_q[kGradientTiles], some_dout[kGradientTiles];
+        for (int t = 0; t < terms; ++t) {
+            const Range rows = step < n ? seeing_rows(rows_of[t], of_q[t].n, keys) : Range{0, of_q[t].n};
+            some_q[t] = of_q[t].part(a, rows), some_dout[t] = of_dout[t].part(a, rows);
+        }
+        product_in_chains(some_q, terms, chain, keys.end - keys.begin, p.D, dk + a * g.dk.row, g.dk.row);
+        product_in_chains(some_dout, terms, chain, keys.end - keys.begin, p.Dv, dv + a * g.dv.row, g.dv.row);
+    }
 }
 
 // Adds Σ P ∘ term over the keys of one block, for the terms that need it, to the sums of one tile.

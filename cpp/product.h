@@ -15,7 +15,15 @@ template <class C> struct Term {
     int64_t pitch;  // from one key to the next
     const C* y;
     int64_t stride, n;
+
+    // From the a-th key on, for some of the queries.
+    Term part(int64_t a, Range queries) const {
+        return {x + a * pitch + queries.begin, pitch, y + queries.begin * stride, stride, queries.end - queries.begin};
+    }
 };
+
+// Keys that are multiplied at a time.
+constexpr int64_t kProductKeys = 12;
 
 // The first `n` numbers of a vector, and zeros.
 template <class C> LIMELIGHT_INLINE Vec<C> load_part(const C* p, int64_t n) {
@@ -69,9 +77,8 @@ void product_keys(const Term<C>* terms, int count, int64_t a, int64_t end, int64
 // beside all of y. The rows of y are filled up to whole vectors.
 template <class C> void product(const Term<C>* terms, int count, int64_t keys, int64_t width, C* c, int64_t stride) {
     constexpr int W = kWidth<C>;
-    constexpr int64_t tiles_per_task = 12;
-    for (int64_t a = 0; a < keys; a += tiles_per_task) {
-        const int64_t end = min(a + tiles_per_task, keys);
+    for (int64_t a = 0; a < keys; a += kProductKeys) {
+        const int64_t end = min(a + kProductKeys, keys);
         int64_t f = 0;
         for (; f + 3 * W <= width && f + 4 * W != width; f += 3 * W)
             product_keys<C, 3>(terms, count, a, end, f, c, stride, 0);
@@ -93,8 +100,7 @@ void product_in_chains(const Term<C>* terms, int count, int64_t chain, int64_t k
     if (queries <= chain) return product(terms, count, keys, width, c, stride);
     for (int t = 0; t < count; ++t)
         for (int64_t q = 0; q < terms[t].n; q += chain) {
-            const Term<C>& all = terms[t];
-            const Term<C> part{all.x + q, all.pitch, all.y + q * all.stride, all.stride, min(chain, all.n - q)};
+            const Term<C> part = terms[t].part(0, {q, min(q + chain, terms[t].n)});
             product(&part, 1, keys, width, c, stride);
         }
 }

@@ -6,6 +6,7 @@
 
 #include "dropout.h"
 #include "alibi_skip.h"
+#include "edges.h"
 
 namespace limelight::LIMELIGHT_ISA {
 
@@ -160,8 +161,8 @@ void logits(const QueryTile<C>& x, const Operand& k, const Block<C>& b, Range pa
     const bool raw = partial.empty() && plain(p) && (has_alibi || !p.slopes);  // the products are the logits
     if (x.decode) scores_by_row(x, k, b), rows_to_lanes(b);
     else
-        all_scores<C, NV>(x.q, k.as_matrix<C>().data, k.stride, p.D, b.n, b.s, top,
-                          has_alibi ? alibi_bias(b, scratch) : AlibiBias<C>{}, x.chain);
+        visible_scores<C, NV>(b, partial, x.q, k, p.D, b.s, top, has_alibi ? alibi_bias(b, scratch) : AlibiBias<C>{},
+                              x.chain);
     if (!raw) to_logits(b, has_alibi, partial, scratch);
     if (!top || (raw && !x.decode)) return;
     std::memcpy(top, x.m, all);
@@ -181,7 +182,7 @@ void attend_lanes(const QueryTile<C>& x, const Operand& k, const Operand& v, con
     logits<C, NV>(x, k, b, partial, top, scratch);
     exponentials<C, NV>(x, b.s, b.n, top, decay);
     if (b.p.dropout) drop_weights(b);
-    if (may_add_values(b, v, partial)) all_values<C, NV>(b.s, v.as_matrix<C>().data, v.stride, b.n, b.p.Dv, x.o, decay);
+    if (may_add_values(b, v, partial)) visible_values<C, NV>(b, partial, b.s, v, b.p.Dv, x.o, decay);
     else add_values_where_allowed(x, b, v, decay);
 }
 

@@ -25,6 +25,8 @@ template <int NV> constexpr int kTile = kSums<NV> / NV < 12 ? kSums<NV> / NV : 1
 template <class C> struct AlibiBias {
     const C *slope, *distance;  // by lane; null for no bias
 
+    AlibiBias from(int lane) const { return slope ? AlibiBias{slope + lane, distance + lane} : *this; }
+
     LIMELIGHT_INLINE Vec<C> at(int lane, int64_t key) const {
         return load(slope + lane) * magnitude<C>(load(distance + lane) - C(key));
     }
@@ -34,8 +36,8 @@ template <class C> struct AlibiBias {
 // product is one of vectors, with many short chains; as exact are chains of kShortChain, which cost a little more.
 constexpr int64_t kLongestChain = 128, kShortChain = 16;
 
-// K keys from the block's key `first` on.
-template <class C, int K, int NV>
+// K keys from the block's key `first` on, for NV of the L vectors of a tile.
+template <class C, int K, int NV, int L>
 LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_t D, C* s, C* top,
                                   AlibiBias<C> alibi_bias, int64_t first, int64_t chain) {
     constexpr int W = kWidth<C>;
@@ -44,7 +46,7 @@ LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_
 #pragma GCC unroll 32
         for (int a = 0; a < K; ++a)
 #pragma GCC unroll 3
-            for (int b = 0; b < NV; ++b) f(acc[a][b], s + (a * NV + b) * W);
+            for (int b = 0; b < NV; ++b) f(acc[a][b], s + (a * L + b) * W);
     };
     for (int64_t d = 0;;) {
         const int64_t begin = d, end = begin + chain < D ? begin + chain : D;
@@ -53,7 +55,7 @@ LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_
         for (; d < end; ++d) {
             Vec<C> x[NV];
 #pragma GCC unroll 3
-            for (int b = 0; b < NV; ++b) x[b] = load(q + (d * NV + b) * W);
+            for (int b = 0; b < NV; ++b) x[b] = load(q + (d * L + b) * W);
 #pragma GCC unroll 32
             for (int a = 0; a < K; ++a)
 #pragma GCC unroll 3
@@ -69,7 +71,7 @@ LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_
 #pragma GCC unroll 32
             for (int a = 0; a < K; ++a) acc[a][b] += alibi_bias.at(b * W, first + a);
 #pragma GCC unroll 32
-        for (int a = 0; a < K; ++a) store(s + (a * NV + b) * W, acc[a][b]);
+        for (int a = 0; a < K; ++a) store(s + (a * L + b) * W, acc[a][b]);
         if (top) {
             Vec<C> t = load(top + b * W);
 #pragma GCC unroll 32
@@ -80,7 +82,7 @@ LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_
 }
 
 // o = decay · o + Σ p v. The block is summed apart first: a sum over all keys in one chain would lose digits.
-template <class C, int K, int NV>
+template <class C, int K, int NV, int L>
 LIMELIGHT_INLINE void tile_values(const C* p, const C* v, int64_t stride, int64_t n, C* o, const C* decay) {
     constexpr int W = kWidth<C>;
     Vec<C> acc[K][NV] = {};
@@ -88,7 +90,7 @@ LIMELIGHT_INLINE void tile_values(const C* p, const C* v, int64_t stride, int64_
     for (int64_t j = 0; j < n; ++j) {
         Vec<C> x[NV];
 #pragma GCC unroll 3
-        for (int b = 0; b < NV; ++b) x[b] = load(p + (j * NV + b) * W);
+        for (int b = 0; b < NV; ++b) x[b] = load(p + (j * L + b) * W);
 #pragma GCC unroll 32
         for (int a = 0; a < K; ++a)
 #pragma GCC unroll 3
@@ -98,30 +100,30 @@ LIMELIGHT_INLINE void tile_values(const C* p, const C* v, int64_t stride, int64_
     for (int a = 0; a < K; ++a)
 #pragma GCC unroll 3
         for (int b = 0; b < NV; ++b) {
-            C* to = o + (a * NV + b) * W;
+            C* to = o + (a * L + b) * W;
             store(to, load(to) * load(decay + b * W) + acc[a][b]);
         }
 }
 
 // The scores of n keys, and their maximum joined to `top` unless that is null. Whole register tiles while
 // they last, then halves, so that no number outside is ever read.
-template <class C, int NV, int K = kTile<NV>>
+template <class C, int NV, int L = NV, int K = kTile<NV>>
 void all_scores(const C* q, const C* k, int64_t stride, int64_t D, int64_t n, C* s, C* top, AlibiBias<C> alibi_bias,
                 int64_t chain = kLongestChain, int64_t first = 0) {
-    constexpr int lanes = NV * kWidth<C>;
+    constexpr int lanes = L * kWidth<C>;
     int64_t j = first;
     for (; j + K <= n; j += K)
-        tile_scores<C, K, NV>(q, k + j * stride, stride, D, s + j * lanes, top, alibi_bias, j, chain);
+        tile_scores<C, K, NV, L>(q, k + j * stride, stride, D, s + j * lanes, top, alibi_bias, j, chain);
     if constexpr (K > 1)
-        if (j < n) all_scores<C, NV, (K + 1) / 2>(q, k, stride, D, n, s, top, alibi_bias, chain, j);
+        if (j < n) all_scores<C, NV, L, (K + 1) / 2>(q, k, stride, D, n, s, top, alibi_bias, chain, j);
 }
 
-template <class C, int NV, int K = kTile<NV>>
+template <class C, int NV, int L = NV, int K = kTile<NV>>
 void all_values(const C* p, const C* v, int64_t stride, int64_t n, int64_t Dv, C* o, const C* decay) {
     int64_t d = 0;
-    for (; d + K <= Dv; d += K) tile_values<C, K, NV>(p, v + d, stride, n, o + d * NV * kWidth<C>, decay);
+    for (; d + K <= Dv; d += K) tile_values<C, K, NV, L>(p, v + d, stride, n, o + d * L * kWidth<C>, decay);
     if constexpr (K > 1)
-        if (d < Dv) all_values<C, NV, (K + 1) / 2>(p, v + d, stride, n, Dv - d, o + d * NV * kWidth<C>, decay);
+        if (d < Dv) all_values<C, NV, L, (K + 1) / 2>(p, v + d, stride, n, Dv - d, o + d * L * kWidth<C>, decay);
 }
 
 }  // namespace limelight::LIMELIGHT_ISA

@@ -118,6 +118,15 @@ inline Visible visible(const Row* rows, int n, int64_t spans, Range block) {
     return {keys, partial};
 }
 
+// The first to the last of some rows with one span each that see one of the keys.
+inline Range seeing_rows(const Row* rows, int64_t n, Range keys) {
+    const auto sees = [&](int64_t r) { return rows[r].spans[0] < keys.end && keys.begin < rows[r].spans[1]; };
+    Range seen{0, n};
+    while (!seen.empty() && !sees(seen.begin)) ++seen.begin;
+    while (!seen.empty() && !sees(seen.end - 1)) --seen.end;
+    return seen;
+}
+
 inline bool allows(const Problem& p, const Row& row, int64_t batch, int64_t key) {
     if (row.spans) {
         bool inside = false;

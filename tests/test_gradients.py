@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -270,3 +271,16 @@ def test_the_gradient_of_a_sum_is_expanded() -> None:
     got = torch.autograd.grad(ll.attention(q, k, v).sum(), (q, k, v))
     want = torch.autograd.grad(ll.attention(q, k, v), (q, k, v), torch.ones(1, 2, 5, 8))
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("mask", [ll.Causal(), ll.Window(37, 5)], ids=str)
+def test_what_is_not_finite_stays_in_its_head(mask: ll.Mask, isa: str) -> None:
+    """Memory in which a head with NaN was computed is used again for others, whose rows do not see all keys."""
+    inputs = {name: torch.randn(1, 7, 331, 19, generator=generator()) for name in "qkv"}
+    dout = torch.randn(1, 7, 331, 19, generator=generator())
+    attend = partial(ll.attention, mask=mask)
+    expected = gradients(attend, inputs, dout)
+    inputs["v"][:, 2], dout[:, 2] = torch.nan, torch.nan
+    others = [0, 1, 3, 4, 5, 6]
+    for name, x in gradients(attend, inputs, dout).items():
+        assert torch.equal(x[:, others], expected[name][:, others])

@@ -276,8 +276,9 @@ def test_the_gradient_of_a_sum_is_expanded() -> None:
 @pytest.mark.parametrize("mask", [ll.Causal(), ll.Window(37, 5)], ids=str)
 def test_what_is_not_finite_stays_in_its_head(mask: ll.Mask, isa: str) -> None:
     """Memory in which a head with NaN was computed is used again for others, whose rows do not see all keys."""
-    inputs = {name: torch.randn(1, 7, 331, 19, generator=generator()) for name in "qkv"}
-    dout = torch.randn(1, 7, 331, 19, generator=generator())
+    random = generator()
+    inputs = {name: torch.randn(1, 7, 331, 19, generator=random) for name in "qkv"}
+    dout = torch.randn(1, 7, 331, 19, generator=random)
     attend = partial(ll.attention, mask=mask)
     expected = gradients(attend, inputs, dout)
     inputs["v"][:, 2], dout[:, 2] = torch.nan, torch.nan

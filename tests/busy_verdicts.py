@@ -2,7 +2,8 @@
 
 ``python -m tests.busy_verdicts 10 --quick cost streaming`` runs the named experiments ten times (all that measure a
 time or memory unless named) beside as many busy processes as there are cores, and fails when a finding gets one verdict
-in one run and another in the next. “Not measured: the machine was busy” agrees with every verdict.
+in one run and another in the next. “Not measured: the machine was busy” agrees with every verdict. The verdicts are
+printed at the end, to be compared with those of a quiet machine.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"round {n + 1}, {name}: {len(result.findings)} findings, {busy} not measured", flush=True)
                 for line in wrong:
                     print(f"  changed: {line}", flush=True)
+    for (name, _, claim), found in seen.items():
+        print(f"{name}, {claim}: {' / '.join(sorted(found)) or BUSY}")
     print(f"{len(seen)} findings, {len(changed)} changes of verdict in {options.rounds} rounds")
     return 1 if changed else 0
 

@@ -36,7 +36,8 @@ LESSON = Lesson(
     method=(
         "The experiment draws pictures of two objects and their captions, “a red circle above a blue square”. An "
         "encoder of patches and a decoder with cross-attention learn to write them. A quarter of all pairs of objects "
-        "are never in one picture of the training. On those pairs the captions are compared word by word, and the "
+        "are never in one picture of the training; where two shapes in any colours never met, which was tried first, "
+        "60 % of the captions were right. On the held-out pairs the captions are compared word by word, and the "
         "weight that the row of a shape's word puts on the patches of its object is compared with the share of "
         "patches that the object covers, which is what a row without any preference puts there. The layer and head of "
         "the figure are chosen on other pictures than those that are shown and measured."

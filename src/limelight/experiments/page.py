@@ -109,10 +109,13 @@ def _experiment(result: Result, verdict: dict[int, str], folder: Path) -> str:
 
 
 def _figure(name: str, title: str, folder: Path) -> str:
-    light, dark = (base64.b64encode((folder / f"{name}{x}.png").read_bytes()).decode() for x in ("", "-dark"))
-    source = f'<source media="(prefers-color-scheme: dark)" srcset="data:image/png;base64,{dark}">'
-    image = f'<img alt="{escape(title)}" src="data:image/png;base64,{light}">'
-    return f"<figure><picture>{source}{image}</picture></figure>"
+    # Two images and not one with two sources: a browser does not choose again when a dark page is printed.
+    images = "".join(
+        f'<img class="{kind}" alt="{escape(title)}" src="data:image/png;base64,'
+        f'{base64.b64encode((folder / f"{name}{suffix}.png").read_bytes()).decode()}">'
+        for kind, suffix in (("light", ""), ("dark", "-dark"))
+    )
+    return f"<figure>{images}</figure>"
 
 
 def _sign(verdict: str) -> str:

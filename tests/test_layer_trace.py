@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -100,6 +101,11 @@ def test_shows_itself() -> None:
     html = t._repr_html_()
     assert "<script" not in html
     assert html.count("<table") == len(t.pictures())
+    many = ll.trace(ll.nn.MultiHeadAttention(18, 9), torch.randn(1, 5, 18))
+    tables = re.findall(r"<table", many._repr_html_())
+    assert len(tables) == sum(4 if step.value.ndim == 3 else 1 for step in many.steps)
+    assert "9 heads, 5 × 5; the first 4 heads, .head(h) shows one" in many._repr_html_()
+    assert many.head(7)._repr_html_().count("<table") == len(many.steps)
     picture = next(p for p in t.pictures() if p.title.startswith("weights"))
     torch.testing.assert_close(picture.matrix[:, -1], torch.ones(5, dtype=torch.float64), rtol=1e-6, atol=1e-6)
 
@@ -108,7 +114,7 @@ def test_errors_say_what_to_do() -> None:
     model = hf_model("gpt2")
     with pytest.raises(ValueError, match=r"choose a layer with layer=; there are 0 to 2"):
         ll.trace(model, torch.tensor([[3, 5]]))
-    with pytest.raises(ValueError, match=r"no self-attention of layer 7 of this GPT2Model ran"):
+    with pytest.raises(ValueError, match=r"no self-attention of layer 7 of this GPT2Model ran; its layers are 0 to 2"):
         ll.trace(model, torch.tensor([[3, 5]]), layer=7)
     with pytest.raises(ValueError, match=r"give one sequence, not a batch of 2"):
         ll.trace(model, torch.tensor([[3, 5], [7, 11]]), layer=0)

@@ -12,6 +12,7 @@ from limelight.viz.characters import Picture
 
 _COLS = 8  # features of a token that are shown; all tokens are
 _ROWS = 24
+_HEADS = 4  # in a notebook; the terminal prints one head or all
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,20 @@ class LayerTrace:
         return "\n".join([*lines, *(f"  {step.name}: {step.sizes}" for step in self.steps)])
 
     def _repr_html_(self) -> str:
-        from limelight.viz.notebook import matrix_html
+        return "".join(map(_step_html, self.steps))
 
-        return "".join(matrix_html(p.matrix, p.rows, p.cols, p.title) for p in self.pictures())
+
+def _step_html(step: Step) -> str:
+    """Return a step as a table, or as those of its first heads in a row."""
+    from limelight.viz.notebook import matrix_html, side_by_side_html
+
+    pictures = step.pictures()
+    if len(pictures) == 1:
+        p = pictures[0]
+        return matrix_html(p.matrix, p.rows, p.cols, p.title)
+    heads = [matrix_html(p.matrix, p.rows, p.cols, f"head {h}") for h, p in enumerate(pictures[:_HEADS])]
+    more = f"; the first {_HEADS} heads, .head(h) shows one" if len(pictures) > _HEADS else ""
+    return side_by_side_html(heads, f"{step.title} ({step.sizes}{more})")
 
 
 def _of_head(step: Step, head: int, heads: int) -> Step:

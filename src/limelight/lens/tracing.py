@@ -189,6 +189,9 @@ def _choose_call(tracer: LayerTracer, kind: str) -> _Call:
         where = "" if tracer.layer is None else f" of layer {tracer.layer}"
         there = sorted({f"{c.kind}-attention" for c in tracer.calls})
         hint = f"; there is {' and '.join(there)}" if there else ""
+        numbers = sorted({n for name, _ in tracer.model.named_modules() if (n := layer_number(name)) is not None})
+        if tracer.layer is not None and tracer.layer not in numbers:
+            hint = f"; its layers are {numbers[0]} to {numbers[-1]}" if numbers else "; it has no numbered layers"
         raise ValueError(f"trace: no {kind}-attention{where} of this {type(tracer.model).__name__} ran{hint}")
     if len(layers) > 1:
         numbers = sorted(n for n in layers if n is not None)

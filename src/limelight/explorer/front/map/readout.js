@@ -27,12 +27,19 @@ export class Readout {
     const { queries, keys } = this.app.subject.calls[this.app.state.call];
     this.hint.hidden = true;
     const what = signed ? "difference" : cell === 1 ? "weight" : `${reduce} weight`;
-    const shownValue = value === undefined ? "…" : Number.isNaN(value) ? "masked" : (value < 0 ? "−" : "") + weight(Math.abs(value));
+    this.number = h("b", {});
+    const shownValue = this.know(value);
     this.facts.replaceChildren(
       h("dt", {}, `query ${place(query, queries)}`), h("dd", {}, cell === 1 ? quoted(name(names.query, query)) : ""),
       h("dt", {}, `key ${place(key, keys)}`), h("dd", {}, cell === 1 ? quoted(name(names.key, key)) : ""),
-      h("dt", {}, what), h("dd", {}, h("b", {}, shownValue)));
+      h("dt", {}, what), h("dd", {}, this.number));
     return `query ${place(query, queries)} ${cell === 1 ? name(names.query, query) : ""}, key ${place(key, keys)} ${cell === 1 ? name(names.key, key) : ""}: ${what} ${shownValue}`;
+  }
+
+  /** The value of the cell, as text; undefined until its tile has come. */
+  know(value) {
+    this.isWaiting = value === undefined;
+    return (this.number.textContent = this.isWaiting ? "…" : Number.isNaN(value) ? "masked" : (value < 0 ? "−" : "") + weight(Math.abs(value)));
   }
 
   /** A little later: what the server knows. */

@@ -173,6 +173,7 @@ class MapRoom {
 
   #arrived() {
     for (const plot of this.shown) plot.request();
+    if (this.cursor && this.readout.isWaiting) this.readout.know(this.shown[0].value(this.cursor.query, this.cursor.key));
     if (this.high === undefined || this.shown.every((plot) => !plot.layer.missing)) this.#colours();
     this.settle();
   }
@@ -231,7 +232,7 @@ class MapRoom {
     const ticks = scale.signed ? [0, 0.25, 0.5, 0.75, 1] : [0, 1 / 3, 2 / 3, 1], said = (t) => { const v = scale.at(t); return (v < 0 ? "−" : t === 0 && scale.kind === "log" ? "≤ " : "") + (v === 0 ? "0" : legible(Math.abs(v))); };
     this.legend.replaceChildren(
       h("div", { class: "ramp", style: { background: scale.gradient() } }),
-      h("div", { class: "ticks" }, ticks.map((t) => h("span", { style: { left: `${100 * t}%` } }, said(t)))),
+      h("div", { class: `ticks${scale.signed ? " signed" : ""}` }, ticks.map((t) => h("span", { style: { left: `${100 * t}%` } }, said(t)))),
       h("span", { class: "masked-key" }, h("i", {}), "masked"));
   }
 

@@ -75,13 +75,12 @@ class TranslateRoom {
       const sure = places.reduce((product, place) => product * sentence.probabilities[place], 1);
       const button = h("button", { type: "button", class: `chip-word${ending(word)}`, "aria-expanded": "false", title: `probability ${sure.toFixed(2)}`, onclick: () => this.#offer(n, i, button) }, spoken(word), h("i", { class: "sure", style: { width: `${Math.round(100 * sure)}%` } }));
       if (sure < 0.3) button.classList.add("unsure");
-      for (const event of ["pointerenter", "focus"]) button.addEventListener(event, () => this.#light(box, sentence, i));
-      button.addEventListener("pointerleave", () => this.#light(box, sentence, null));
+      for (const event of ["pointerenter", "focus"]) button.addEventListener(event, () => this.#light(box, i));
+      button.addEventListener("pointerleave", () => this.#light(box, box.chosen));
       return button;
     }));
     const box = h("section", { class: "sentence" }, read, svg("svg", { class: "links", "aria-hidden": "true" }), written, h("div", { class: "offers", hidden: true }), told);
-    box.sentence = sentence;
-    return box;
+    return Object.assign(box, { sentence, chosen: null, lit: null });
   }
 
   /** Lines between the words, the stronger the thicker. */
@@ -98,15 +97,17 @@ class TranslateRoom {
         path.written = i;
         return path;
       }).filter(Boolean)));
+      this.#light(box, box.lit);
     }
   }
 
   /** One written word: its lines alone, and tints on what it is written from. */
-  #light(box, sentence, i) {
+  #light(box, i) {
+    box.lit = i;
     box.classList.toggle("lit", i !== null);
     for (const path of box.querySelectorAll("path")) path.classList.toggle("own", path.written === i);
     [...box.querySelectorAll(".read > *")].forEach((word, j) => {
-      const w = i === null ? 0 : sentence.weights[i][j];
+      const w = i === null ? 0 : box.sentence.weights[i][j];
       word.style.backgroundColor = w > 0.02 ? `color-mix(in srgb, var(--accent) ${Math.round(70 * Math.sqrt(w))}%, transparent)` : "";
     });
   }
@@ -116,6 +117,7 @@ class TranslateRoom {
     const box = this.list.children[n], sentence = this.sentences[n], place = sentence.written[i].places[0], offers = box.querySelector(".offers"), open = button.getAttribute("aria-expanded") === "true";
     for (const other of box.querySelectorAll("[aria-expanded]")) other.setAttribute("aria-expanded", "false");
     offers.hidden = open;
+    box.chosen = open ? null : i;
     if (open) return;
     button.setAttribute("aria-expanded", "true");
     const most = sentence.alternatives[place][0].probability;

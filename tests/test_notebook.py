@@ -1,4 +1,3 @@
-# ruff: noqa: F811  # fixtures are imported by name
 """Real notebooks: what objects show as a cell's value, and the explorer's widget inside JupyterLab."""
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import pytest
 import torch
 
 import limelight as ll
-from browser import chromium, colour, missing  # noqa: F401
+from browser import colour, missing
 
 pytestmark = pytest.mark.slow
 N = 23

@@ -1,4 +1,3 @@
-# ruff: noqa: F811  # fixtures are imported by name
 """The room Picture in a real browser: what is drawn over the picture is the weights, by mouse and by keyboard."""
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 import limelight as ll
-from browser import Tab, axe, chromium, colour, tab  # noqa: F401
+from browser import Tab, colour
 from limelight.explorer import Explorer, explore, save_page
 from limelight.explorer.subject import Subject
 from limelight.lens import Call, Grid, Record

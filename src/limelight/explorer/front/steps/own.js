@@ -6,7 +6,7 @@ import { csv, escaped, png, saveMenu } from "../save.js";
 
 const EXAMPLE = "The cat is sleeping on the table because it is tired.";
 const NUMBERED = 14; // tokens, up to which square matrices show their numbers
-const WIDE = 520; // pixels of a matrix whose columns are features
+const WIDE = 520; // pixels of a matrix whose columns are features, at most
 const TELLS = {
   x: "The vectors that come into the layer.", q: "What each token looks for.", k: "What each token offers.", v: "What each token passes on.",
   scores: "How well every query fits every key.", scaled: "Smaller numbers, so that no key takes all.", capped: "Kept within bounds.", biased: "What depends on the distance.",
@@ -107,7 +107,7 @@ export class OwnView {
   #matrix({ name, title, sizes, square, each }) {
     const { values, shape: [rows, cols] } = this.found.arrays[name], [rowNames, colNames] = this.#names(name);
     const side = rows <= NUMBERED && cols <= NUMBERED ? 38 : Math.max(9, Math.min(22, Math.floor(560 / Math.max(rows, cols)))), numbered = square && side >= 38;
-    const wide = square ? side : Math.min(HEAD.has(name) && name !== "contributions" ? 10 : 14, WIDE / cols), high = square ? Math.min(side, 26) : Math.max(11, Math.min(18, Math.floor(420 / rows)));
+    const most = Math.max(200, Math.min(WIDE, this.body.clientWidth - 110)), wide = square ? side : Math.min(HEAD.has(name) && name !== "contributions" ? 10 : 14, most / cols), high = square ? Math.min(side, 26) : Math.max(11, Math.min(18, Math.floor(420 / rows)));
     const canvas = h("canvas", { tabindex: 0, role: "application", "aria-roledescription": "matrix", "aria-label": `${title}: use the arrow keys` });
     const mark = h("i", { class: "mark-cell", hidden: true }), terms = h("i", { class: "mark-terms", hidden: true }), others = h("i", { class: "mark-others", hidden: true });
     const grid = h("div", { class: "own-grid", style: { width: `${wide * cols}px`, height: `${high * rows}px` } }, canvas, terms, others, mark);

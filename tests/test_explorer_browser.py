@@ -1,4 +1,3 @@
-# ruff: noqa: F811  # fixtures are imported by name
 """The explorer in a real browser: what is drawn is the matrix, by mouse, touch and keyboard, in every room."""
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import torch
 from PIL import Image
 
 import limelight as ll
-from browser import Tab, axe, chromium, colour, tab  # noqa: F401
+from browser import Tab, colour
 from limelight.explorer import Explorer, explore, save_page
 from limelight.explorer.questions import Arguments, RefusedError
 from limelight.explorer.rooms import QUESTIONS
@@ -200,6 +199,20 @@ def test_a_difference_and_two_heads(short: Explorer, tab: New) -> None:
     for plot, truth in ((0, DENSE[1][2]), (1, DENSE[0][1])):
         x, y = page.at(25.5, 20.5, plot)
         near(image[y, x], colour(truth[25, 20], top))
+
+
+def test_a_weight_is_told_when_its_tile_comes_late(short: Explorer, tab: New) -> None:
+    one, held = tab(), []
+    page = one.open(short.url, "#map?call=1&head=2&with=0.1&how=difference&cell=40,3")
+    page.route("**/ask/tiles", lambda route: held.append(route))
+    page.reload()
+    page.get_by_text("rank in its row").wait_for()  # which the server knows without tiles
+    assert page.inner_text(".facts dd b") == "…"
+    for route in held:
+        route.continue_()
+    one.quiet()
+    said = page.inner_text(".facts dd b").replace("−", "-")
+    assert float(said) == pytest.approx((DENSE[1][2] - DENSE[0][1])[40, 3], rel=0.06)
 
 
 def test_the_map_by_keyboard_alone(short: Explorer, tab: New) -> None:
@@ -540,6 +553,13 @@ def test_heads_over_each_other_and_arcs(short: Explorer, tab: New) -> None:
     page.page.locator(".side .thumb").nth(1).click(modifiers=["Shift"])
     page.quiet()
     assert page.page.locator(".chosen .chip").count() == 2
+    page.page.get_by_label("overlay up to four").check()  # the same by finger
+    page.page.locator(".side .thumb").nth(3).click()
+    page.quiet()
+    assert page.page.locator(".chosen .chip").count() == 3
+    page.page.locator(".side .thumb").nth(3).click()
+    page.quiet()
+    assert page.page.locator(".chosen .chip").count() == 2
     assert page.page.locator(".bars").count() == 2
     assert "gradient" in page.page.eval_on_selector("[role=option]", "x => getComputedStyle(x).backgroundImage")
     page.open(short.url, "#text?call=1&head=2&token=30&arcs=1")
@@ -651,6 +671,9 @@ def test_translate(short: Explorer, tab: New) -> None:
     word.hover()
     assert page.locator(".links path.own").count() == int((truth[1] >= 0.08).sum())
     word.click()
+    page.mouse.move(3, 3)
+    page.wait_for_timeout(100)  # the lines are drawn anew around what a word offers
+    assert page.locator(".lit .links path.own").count() == int((truth[1] >= 0.08).sum())
     offers = page.locator(".offers li")
     assert offers.count() == 6
     offers.nth(1).locator("button").click()

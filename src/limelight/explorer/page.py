@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from limelight.explorer.bundle import bundle
 from limelight.explorer.front import FRONT
 from limelight.explorer.head import Head
+from limelight.explorer.rooms.text import expected
 from limelight.explorer.subject import Subject
 from limelight.lens import Record
 from limelight.lens.reading import Reading
@@ -26,6 +27,7 @@ _LIMIT = 10 * 10**6  # bytes of a file
 _SIDES = (1024, 512, 256, 128, 64, 32, 16)  # cells of a head, at most, along its longer side
 _MASKED = 65535
 _BYTES = 2 * 4 / 3  # of a cell: 16 bits in base64
+_PREDICTED = 256  # tokens of a text, its last ones, after which a file says what is expected
 _DESCRIBED = 800  # bytes of a head's measures and names, at most
 
 
@@ -85,7 +87,7 @@ def page(
         if both and level:
             heads[key]["max"] = _packed(_cells(head, level, "max"))
         strips[key] = {n: _floats(_pooled(x, level, n)) for n, x in head.strips().items()}
-    data = {"about": about, "reports": reports, "heads": heads, "strips": strips}
+    data = {"about": about, "reports": reports, "heads": heads, "strips": strips, "next": _next_tokens(subject, about)}
     return _assembled(subject.title, script, style, _json(data))
 
 
@@ -105,6 +107,17 @@ def _fitting(subject: Subject, room: int) -> tuple[int, bool]:
         f"{sum(m.B * m.H for m in subject.matrices)} heads are more than a page of {_LIMIT // 10**6} MB can hold; "
         "record fewer layers, or use limelight explore, which has no limit"
     )
+
+
+def _next_tokens(subject: Subject, about: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """Return what each text's decoder expects after its last tokens, and tell its calls where to find it."""
+    found = list({id(m.next_tokens): m.next_tokens for m in subject.matrices if m.next_tokens is not None}.values())
+    firsts = [max(one.first, one.end - _PREDICTED) for one in found]
+    for m, call in zip(subject.matrices, about["calls"], strict=True):
+        if m.next_tokens is not None:
+            call["text"] = found.index(m.next_tokens)
+            call["predicts"] = firsts[call["text"]]
+    return [[expected(one, n) for n in range(first, one.end)] for one, first in zip(found, firsts, strict=True)]
 
 
 def _level(N: int, M: int, side: int) -> int:

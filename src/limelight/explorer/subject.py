@@ -15,6 +15,7 @@ from limelight.explorer.memory import Memory
 from limelight.explorer.pictures import check_pictures, data_url, described_grid, on_picture, pictures_of, words_of
 from limelight.explorer.tiles import Allowed, Floats, Rectangle, base_level, level_within, top_level
 from limelight.lens import Call, Record, heads
+from limelight.lens.next_tokens import NextTokens
 from limelight.lens.reading import Reader, Reading
 from limelight.lens.replay import Replay
 from limelight.matrix.base import Weights
@@ -29,8 +30,14 @@ Texts = Sequence[str] | Sequence[Sequence[str]]
 class Matrix:
     """One attention call of a model, with the tokens of its queries and keys by batch element."""
 
-    def __init__(self, number: int, call: Call, texts: tuple[Texts | None, Texts | None]) -> None:
-        self.number, self.call = number, call
+    def __init__(
+        self,
+        number: int,
+        call: Call,
+        texts: tuple[Texts | None, Texts | None],
+        next_tokens: NextTokens | None = None,
+    ) -> None:
+        self.number, self.call, self.next_tokens = number, call, next_tokens
         self.B, self.H, self.N, self.M = call.shape
         self.queries = _by_batch("queries", texts[0], self.B, self.N)
         self.keys = _by_batch("keys", texts[1], self.B, self.M)
@@ -68,14 +75,13 @@ class Subject:
         wrote: str = "",
         translator: Translator | None = None,
         reader: Reader | None = None,
-        following: Sequence[tuple[str, float]] = (),
         opens: tuple[int, int] | None = None,
         pictures: Sequence[Pixels] = (),
     ) -> None:
         if not matrices:
             raise ValueError("there is no attention to explore: the record is empty")
         self.title, self.matrices, self.note, self.wrote = title, list(matrices), note, wrote
-        self.translator, self.reader, self.following, self.opens = translator, reader, list(following), opens
+        self.translator, self.reader, self.opens = translator, reader, opens
         self.pictures = check_pictures(pictures, self.matrices)
         self.replay: Replay | None = None  # runs the model again with edits
         self.running = Lock()  # a recorder sees whatever a model does, so it runs for one question at a time
@@ -103,17 +109,15 @@ class Subject:
         pictures = pictures_of(image)
         readings = [given] if isinstance(given, Reading) else list(given) if isinstance(given, (list, tuple)) else []
         if readings and all(isinstance(reading, Reading) for reading in readings):
-            named = [(call, reading.names(call)) for reading in readings for call in reading.record.log]
             left_out = sum(reading.left_out for reading in readings)
             note = f"The model has no positions for the last {left_out} tokens." if left_out else ""
             wrote = " ".join(reading.wrote for reading in readings if reading.wrote)
             found = Subject(
                 title or readings[0].model,
-                _numbered(named),
+                _of_readings(readings),
                 note=note,
                 wrote=wrote,
                 reader=readings[0].reader,
-                following=readings[-1].following,
                 opens=_most_telling(readings[0]),
                 pictures=pictures or ([] if readings[0].picture is None else [readings[0].picture]),
             )
@@ -192,6 +196,7 @@ class Subject:
                 "base": base_level(m.N, m.M),
                 "top": top_level(m.N, m.M),
                 "grids": [described_grid(grid) for grid in call.grids],
+                "predicts": m.next_tokens and m.next_tokens.first,
             }
 
         calls = [described(m) for m in self.matrices]
@@ -203,7 +208,6 @@ class Subject:
             "texts": texts,
             "words": words_of(calls, texts),
             "pictures": [data_url(picture) for picture in self.pictures],
-            "following": self.following,
             "opens": self.opens,
             "translates": self.translator is not None,
             "replays": self.replay is not None,
@@ -221,6 +225,16 @@ def _most_telling(reading: Reading) -> tuple[int, int] | None:
 
 def _numbered(named: Sequence[tuple[Call, tuple[Texts | None, Texts | None]]]) -> list[Matrix]:
     return [Matrix(n, call, texts) for n, (call, texts) in enumerate(named)]
+
+
+def _of_readings(readings: Sequence[Reading]) -> list[Matrix]:
+    """Return the calls of some readings; the self-attention of a decoder comes with the tokens that it expects."""
+    calls = [(call, reading) for reading in readings for call in reading.record.log]
+    writes = [(call.stack, call.kind) == ("decoder", "self") for call, _ in calls]
+    return [
+        Matrix(n, call, reading.names(call), reading.next_tokens if writes[n] else None)
+        for n, (call, reading) in enumerate(calls)
+    ]
 
 
 def _call_of(A: Weights) -> Call:

@@ -15,6 +15,7 @@ from limelight.lens import strict_json
 from limelight.lens.importance import Importance, importance, rank_correlation
 from limelight.lens.report import heads, real_queries
 from limelight.lens.watching import watch
+from limelight.models.tokenizers import readable_tokens
 from limelight.viz.heatmaps import heatmap
 from limelight.viz.tables import messages_console, wide_console
 from limelight.viz.text import printable
@@ -70,7 +71,7 @@ def measure(folder: str | Path, text: str, *, by: str, metric: str | None, metho
         with torch.no_grad(), watch(model, dense=dense) as record:
             model(*inputs) if isinstance(inputs, tuple) else model(**inputs)
     target_ids = source[0] if target is None else target[0]
-    tokens = readings.readable_tokens(tokenizer, {"encoder": source[0], "decoder": target_ids})
+    tokens = readable_tokens(tokenizer, {"encoder": source[0], "decoder": target_ids})
     labels = {(row["module"], row["layer"], row["head"]): row["label"] for row in heads(record, tokens)}
     looks = _strongest(record)
     agreement = None

@@ -266,7 +266,7 @@ def is_decoder(model: nn.Module) -> bool:
     from limelight.nn.stack import Decoder
 
     config = getattr(model, "config", None)
-    if config is not None:
+    if config is not None and not isinstance(config, Mapping):  # a configuration of transformers
         names = getattr(config, "architectures", None) or [type(model).__name__]
         causal = any(part in type(model).__name__ for part in ("CausalLM", "LMHead"))
         return causal or (getattr(config, "is_decoder", False) and any("CausalLM" in name for name in names))

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from limelight import models
 from limelight.lens.patches import config_sizes, setting
 from limelight.lens.preprocessing import Preprocessing, read_preprocessing
-from limelight.lens.reading import Reading, has_own_attention, load_tokenizer, readable_tokens
+from limelight.lens.reading import Reading, has_own_attention, load_tokenizer
 from limelight.lens.record import Record
 from limelight.lens.sizes import model_sizes
 from limelight.lens.watching import watch
 from limelight.matrix.grid import Grid
 from limelight.models.checkpoint import ARCHITECTURES, read_config
+from limelight.models.tokenizers import readable_tokens
 from limelight.viz.images import open_image
 
 _WRITTEN = 64  # tokens of a caption, at most

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,18 +16,18 @@ from torch import Tensor, nn
 
 from limelight import models
 from limelight.lens.heads_table import Heads
+from limelight.lens.next_tokens import NextTokens, predict
 from limelight.lens.record import Call, Record
 from limelight.lens.replay import Replay
 from limelight.lens.report import heads, is_separator
 from limelight.lens.sizes import model_sizes
 from limelight.lens.watching import watch
 from limelight.models.checkpoint import ARCHITECTURES, read_config
-from limelight.models.tokenizers import read_tokenizer
-from limelight.nn import LanguageModel, Seq2Seq
+from limelight.models.tokenizers import read_tokenizer, readable_tokens
+from limelight.nn import Seq2Seq
 from limelight.nn.positions import Learned
 
 _MAX_WRITTEN = 512  # tokens that an encoder-decoder writes at most
-_FOLLOWING = 10  # likeliest tokens after the text
 _TOP_KEYS = 8  # strongest keys of a query that are looked at; some of them may be trivial
 
 # Called with a description of what is going on, and how many steps of how many are done.
@@ -65,7 +65,7 @@ class Reading:
         left_out: how many tokens were cut off because the model has no positions for them.
         wrote: the text that an encoder-decoder wrote.
         sizes: the model's sizes by their usual names; ``limelight.lens.sizes.MEANINGS`` has what each means.
-        following: the likeliest tokens after the text, with their probabilities; empty for models that predict none.
+        next_tokens: what a decoder expects after each token; None for models that predict none.
         replay: runs the model on the text again, with edits.
         reader: the model that has read it, for other texts.
         picture: the picture that was looked at, ``(height, width, 3)`` bytes, as far as the model saw it.
@@ -78,11 +78,16 @@ class Reading:
     left_out: int = 0
     wrote: str = ""
     sizes: dict[str, int] = field(default_factory=dict)
-    following: list[tuple[str, float]] = field(default_factory=list)
+    next_tokens: NextTokens | None = field(default=None, repr=False, compare=False)
     replay: Replay | None = None
     reader: Reader | None = field(default=None, repr=False, compare=False)
     picture: NDArray[np.uint8] | None = field(default=None, repr=False, compare=False)
     _top_keys: dict[int, _TopKeys] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def following(self) -> list[tuple[str, float]]:
+        """The likeliest tokens after the text, with their probabilities; empty for models that predict none."""
+        return [] if self.next_tokens is None else self.next_tokens.likeliest(self.next_tokens.end - 1)
 
     def names(self, call: Call) -> tuple[list[str], list[str]]:
         """Return the tokens of a call's queries and keys; the queries of cross-attention are the written tokens."""
@@ -177,7 +182,7 @@ class Reader:
     def __init__(self, folder: str | Path) -> None:
         folder = Path(folder)
         self.name = folder.resolve().name
-        self.model, self.ours = load_model(folder)
+        self.model, self.ours = load_model(folder, predicts=True)
         self.tokenizer = load_tokenizer(folder)
         self._dense = not self.ours and has_own_attention(self.model)
 
@@ -198,17 +203,16 @@ class Reader:
             target = write_target(self.model, source, self.ours, most, progress)
             watching = watching or watch(self.model, dense=self._dense)
             with watching as record, _reporting(_layers(self.model), f"reading {source.shape[1]} tokens", progress):
-                likely = self._run(source, target)
+                expected = predict(self.model, source, target, self.tokenizer, self.ours)
         wrote = "" if target is None else self.tokenizer.decode(target[0].tolist())
-        tokens, following = self._tokens(source, target, likely)
         return Reading(
             model=self.name,
-            tokens=tokens,
+            tokens=self._tokens(source, target),
             record=record,
             left_out=left_out,
             wrote=wrote,
             sizes=model_sizes(self.model, record, source.shape[1]),
-            following=following,
+            next_tokens=expected,
             replay=Replay(self.model, self.tokenizer, source, target, self.ours, self._dense, most),
             reader=self,
         )
@@ -217,32 +221,12 @@ class Reader:
         """Return the number of tokens of a text."""
         return len(self.tokenizer.encode(text).ids)
 
-    def _run(self, source: Tensor, target: Tensor | None) -> Any:
-        """Run the model; return the likeliest tokens after the text, where it predicts any."""
-        model: Any = self.model
-        if target is not None:
-            inputs = target[:, :-1]
-            model(source, inputs) if self.ours else model(input_ids=source, decoder_input_ids=inputs)
-        elif isinstance(model, LanguageModel):
-            last = model(source, last=True)  # all logits would take more memory than everything else
-            if model.head is not None:
-                return last.reshape(-1).float().softmax(0).topk(min(_FOLLOWING, last.shape[-1]))
-        else:
-            model(source)
-        return None
-
-    def _tokens(
-        self, source: Tensor, target: Tensor | None, likely: Any
-    ) -> tuple[dict[str, list[str]], list[tuple[str, float]]]:
-        """Return the tokens by stack, and the likeliest next ones with their probabilities."""
+    def _tokens(self, source: Tensor, target: Tensor | None) -> dict[str, list[str]]:
+        """Return the tokens by stack."""
         by_stack = {"encoder": source, "decoder": source}
         if target is not None:
             by_stack |= {"decoder": target[:, :-1], "written": target[:, 1:]}
-        shown = {stack: x[0] for stack, x in by_stack.items()}
-        if likely is None:
-            return readable_tokens(self.tokenizer, shown), []
-        readable = readable_tokens(self.tokenizer, {**shown, "following": likely[1]})
-        return readable, list(zip(readable.pop("following"), likely[0].tolist(), strict=True))
+        return readable_tokens(self.tokenizer, {stack: x[0] for stack, x in by_stack.items()})
 
 
 def has_own_attention(model: nn.Module) -> bool:
@@ -294,20 +278,6 @@ def _reporting(steps: list[nn.Module], what: str, progress: Progress | None) -> 
             for module in set(steps):
                 stack.callback(module.register_forward_hook(advance).remove)
         yield
-
-
-def readable_tokens(tokenizer: Tokenizer, ids: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """Return the tokens of each list of ids: byte-level ones decoded, with ``▁`` for a space, others as they are."""
-    names = {stack: [tokenizer.id_to_token(i) or str(i) for i in x.tolist()] for stack, x in ids.items()}
-    if not any("Ġ" in token for tokens in names.values() for token in tokens):
-        return names
-
-    def decoded(token: str) -> str:
-        number = tokenizer.token_to_id(token)
-        found = None if number is None else tokenizer.decode([number])
-        return (found or token).replace(" ", "▁")
-
-    return {stack: [decoded(token) for token in tokens] for stack, tokens in names.items()}
 
 
 def load_model(folder: Path, predicts: bool = False) -> tuple[nn.Module, bool]:

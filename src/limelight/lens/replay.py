@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from limelight.lens.edits import Edit
 from limelight.lens.metrics import has_logits, is_decoder, logits_of
+from limelight.lens.next_tokens import last_logits
 from limelight.lens.watching import edit
 
 _LIKELIEST = 10  # next tokens
@@ -50,7 +51,7 @@ class Replay:
 
     def _forward(self) -> Any:
         if self.target is None:
-            return self.model(self.source)
+            return last_logits(self.model, self.source) if is_decoder(self.model) else self.model(self.source)
         if self.ours:
             return self.model(self.source, self.target)
         return self.model(input_ids=self.source, decoder_input_ids=self.target)

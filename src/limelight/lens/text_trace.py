@@ -9,8 +9,9 @@ import torch
 
 from limelight.lens.layer_trace import LayerTrace
 from limelight.lens.passes import layer_number
-from limelight.lens.reading import Reader, load_model, load_tokenizer, readable_tokens, write_target
+from limelight.lens.reading import Reader, load_model, load_tokenizer, write_target
 from limelight.lens.tracing import LayerTracer, layer_trace, trace
+from limelight.models.tokenizers import readable_tokens
 
 _LONGEST = 512  # tokens: every step is kept, scores and weights of all heads among them
 

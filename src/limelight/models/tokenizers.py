@@ -1,10 +1,13 @@
-"""Reads the tokenizer of a checkpoint."""
+"""Reads the tokenizer of a checkpoint, and names tokens for people to read."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+from torch import Tensor
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
@@ -16,3 +19,18 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises plain Exception
         raise ValueError(f"{file} is not a tokenizer: {error}") from None
+
+
+def readable_tokens(tokenizer: Tokenizer, ids: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Return the tokens of each list of ids: byte-level ones decoded, with ``▁`` for a space, others as they are."""
+    names = {stack: [tokenizer.id_to_token(i) or str(i) for i in x.tolist()] for stack, x in ids.items()}
+    byte_level = isinstance(tokenizer.decoder, ByteLevel)
+    if not byte_level and not any("Ġ" in token for tokens in names.values() for token in tokens):
+        return names
+
+    def decoded(token: str) -> str:
+        number = tokenizer.token_to_id(token)
+        found = None if number is None else tokenizer.decode([number])
+        return (found or token).replace(" ", "▁")
+
+    return {stack: [decoded(token) for token in tokens] for stack, tokens in names.items()}

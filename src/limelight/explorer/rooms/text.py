@@ -11,6 +11,7 @@ from torch import Tensor
 from limelight.explorer.questions import QUICK, SLOW, Answer, Arguments, RefusedError, question
 from limelight.explorer.subject import Matrix, Subject
 from limelight.explorer.tiles import Floats
+from limelight.lens.next_tokens import NextTokens
 from limelight.matrix.base import Weights
 from limelight.matrix.flow import rollout
 
@@ -123,4 +124,18 @@ def matrix(subject: Subject, arguments: Arguments) -> Answer:
     return Answer({}, {"weights": whole.float().cpu().numpy().astype(np.float32)})
 
 
-QUESTIONS = (attention, matrix)
+@question("next")
+def next_tokens(subject: Subject, arguments: Arguments) -> Answer:
+    """Return the likeliest tokens after one of a decoder's text, and the token that came with its rank."""
+    found = arguments.matrix(subject).next_tokens
+    if found is None:
+        raise RefusedError("this attention is not that of a decoder that predicts tokens")
+    return Answer(expected(found, arguments.whole("token", found.first, found.end - 1)))
+
+
+def expected(found: NextTokens, place: int) -> dict[str, Any]:
+    """Return what the page shows of the tokens that are expected after one."""
+    return {"likeliest": found.likeliest(place), "came": found.actual(place)}
+
+
+QUESTIONS = (attention, matrix, next_tokens)

@@ -57,6 +57,8 @@ def load_model(folder: Path, config: dict[str, Any], predicts: bool = False, loa
             )
         except Exception as error:  # transformers raises many kinds
             raise ValueError(f"{folder}: transformers cannot load it: {one_line(str(error))}") from None
+    if made_by is AutoModelForCausalLM and any(_AFTER_ATTENTION.search(name) for name in info["missing_keys"]):
+        return load_model(folder, config, loader="AutoModel")  # a new head would predict nothing
     _check_tensors(folder, model, info)
     found: nn.Module = model.eval()
     return found

@@ -3,6 +3,7 @@ import { OVERLAYS, Scale, ink, largest, rowHigh } from "../colour.js";
 import { count, dropdown, h, segments, settled, shown, svg, weight } from "../dom.js";
 import { HeadGrid } from "../grid.js";
 import { csv, escaped, png, saveMenu } from "../save.js";
+import { NextTokens } from "../text/next.js";
 
 export const textRoom = {
   id: "text", title: "Text", open: (app, element) => new TextRoom(app, element),
@@ -19,18 +20,19 @@ class TextRoom {
 
   constructor(app, element) {
     Object.assign(this, { app, element, weights: [] });
-    this.grid = new HeadGrid(app, { choose: (call, head, event) => this.#choose(call, head, event.shiftKey || event.ctrlKey || event.metaKey), isChosen: (call, head) => this.#mark(call, head) });
+    this.grid = new HeadGrid(app, { choose: (call, head, event) => this.#choose(call, head, this.several.checked || event.shiftKey || event.ctrlKey || event.metaKey), isChosen: (call, head) => this.#mark(call, head) });
+    this.several = h("input", { type: "checkbox" });
     this.of = h("div", { class: "of" });
     this.chosen = h("div", { class: "chips chosen", role: "group", "aria-label": "Heads that are shown" });
     this.blocks = h("div", { class: "blocks" });
     this.panel = h("div", { class: "readout" });
-    this.next = h("section", { hidden: true });
+    this.next = new NextTokens(app);
     this.controls = h("div", { class: "tools" });
     this.hint = h("p", { class: "soft hint" });
     element.append(
-      h("aside", { class: "side left scrolls", "aria-label": "Heads", tabindex: -1 }, h("h2", {}, "Heads"), this.grid.element, h("p", { class: "soft small" }, "Shift-click adds a head, up to four.")),
+      h("aside", { class: "side left scrolls", "aria-label": "Heads", tabindex: -1 }, h("h2", {}, "Heads"), this.grid.element, h("label", { class: "check small" }, this.several, "overlay up to four (or Shift-click)")),
       h("section", { class: "stage reading scrolls", "aria-label": "Text", tabindex: -1 }, h("div", { class: "bar" }, h("div", { class: "title" }, this.of, this.chosen), this.controls), this.hint, this.blocks),
-      h("aside", { class: "side right scrolls", "aria-label": "Details", tabindex: -1 }, this.panel, this.next));
+      h("aside", { class: "side right scrolls", "aria-label": "Details", tabindex: -1 }, this.panel, this.next.element));
     this.blocks.addEventListener("keydown", (event) => this.#key(event));
     this.tint = settled(() => this.#ask(), 0);
     this.resized = new ResizeObserver(settled(() => this.#arcs(), 60));
@@ -129,6 +131,7 @@ class TextRoom {
     this.parts = one ? [block("query", "Text")] : [block("query", kind === "cross" ? "Written (queries)" : "Queries"), block("key", kind === "cross" ? "Read (keys)" : "Keys")];
     this.svg = svg("svg", { class: "arcs", "aria-hidden": "true" });
     this.blocks.classList.toggle("two", !one);
+    this.blocks.classList.toggle("brief", Math.max(this.#length("query"), this.#length("key")) <= ARCS);
     this.blocks.replaceChildren(...this.parts.map((part) => part.element), this.svg);
     for (const { chunks } of this.parts) this.#make(chunks[0]);
   }
@@ -231,19 +234,10 @@ class TextRoom {
         return h("ol", { class: "bars" }, listed(w).map((n) => h("li", {}, h("button", { type: "button", title: `position ${count(n)}`, onclick: () => this.#select(this.parts.length === 1 ? this.side : this.lit, n, true) }, h("span", {}, tokens ? shown(tokens[n]) : n), h("small", {}, count(n))),
           h("i", { style: { width: `${(100 * w[n]) / most}%`, backgroundColor: this.weights.length > 1 ? colours[k] : "" } }), h("em", {}, weight(w[n])))));
       }));
-    this.#following();
+    this.next.show(state.call, this.token);
     const [best] = this.weights.length ? listed(this.weights[0]) : [];
     this.app.say(best === undefined ? `${name}: no weight` : `${name}: strongest ${tokens ? shown(tokens[best]) : best}, ${weight(this.weights[0][best])}`);
     this.#arcs();
-  }
-
-  /** What may come after the text, while its last token is chosen. */
-  #following() {
-    const { following = [], calls } = this.app.subject, { stack, kind } = calls[this.app.state.call];
-    this.next.hidden = !following.length || stack !== "decoder" || kind !== "self" || this.token !== this.#length("query") - 1;
-    if (this.next.hidden) return;
-    const most = following[0][1];
-    this.next.replaceChildren(h("h2", {}, "Probable next tokens"), h("ol", { class: "bars plain" }, following.map(([token, p]) => h("li", {}, h("span", {}, shown(token)), h("i", { style: { width: `${(100 * p) / most}%` } }), h("em", {}, p.toFixed(3))))));
   }
 
   /** Colours of a part: a tint for one source, a lane for each of several. */
@@ -336,5 +330,6 @@ class TextRoom {
     this.seen?.disconnect();
     this.resized.disconnect();
     this.grid.close();
+    this.next.close();
   }
 }

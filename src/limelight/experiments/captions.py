@@ -46,7 +46,7 @@ LESSON = Lesson(
 import limelight as ll
 from limelight.experiments.captions import learn, write
 from limelight.experiments.drawings import draw_pictures, spelled
-model = learn(seed=0, steps=60)                      # 1500 for a good one
+model = learn(seed=0, steps=60)                      # 1800 for a good one
 new = draw_pictures(3, held_out=True, seed=1)
 for wanted, found in zip(new.captions, write(model, new.pictures)):
     print(spelled(wanted), "|", spelled(found))

@@ -61,8 +61,8 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     models = real_models()
     rows, findings, map_rows = [], [], []
     for model in models:
-        words, kinds, E = _known(model)
-        Q = _queries(model, E)
+        words, kinds, E = known_words(model)
+        Q = first_queries(model, E)
         row = {"model": model.name, "words": len(words)} | _neighbours(E, Q, kinds) | _analogies(model)
         rows.append(row)
         findings += _judge(row)
@@ -84,7 +84,7 @@ def _vector(model: RealModel, word: str) -> Tensor | None:
     return model.table[ids[0]] if len(ids) == 1 else None
 
 
-def _known(model: RealModel) -> tuple[list[str], Tensor, Tensor]:
+def known_words(model: RealModel) -> tuple[list[str], Tensor, Tensor]:
     """Return the words that are one token, the numbers of their kinds and their embeddings."""
     words, kinds, vectors = [], [], []
     for kind, names in enumerate(KINDS.values()):
@@ -97,7 +97,8 @@ def _known(model: RealModel) -> tuple[list[str], Tensor, Tensor]:
     return words, torch.tensor(kinds), torch.stack(vectors)
 
 
-def _queries(model: RealModel, E: Tensor) -> Tensor:
+def first_queries(model: RealModel, E: Tensor) -> Tensor:
+    """Return the queries that the first layer makes of embeddings, those of all heads next to each other."""
     layer = next(module for module in model.model.modules() if isinstance(module, MultiHeadAttention))
     with torch.no_grad():
         return layer.query(E)  # type: ignore[no-any-return]

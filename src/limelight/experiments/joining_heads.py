@@ -125,7 +125,7 @@ def _judge_mixing(rows: list[dict[str, Any]], seed: int) -> list[Finding]:
     layer = MultiHeadAttention(WIDTH, HEADS, bias=False)
     texts = torch.randn(2, TOKENS, WIDTH)
     with torch.no_grad():
-        heads = layer.heads(texts).outputs
+        heads, contributions = layer.heads(texts)
         slices = [
             [
                 torch.linalg.lstsq(heads[n, h], heads[n, h] @ W.T).solution
@@ -134,7 +134,10 @@ def _judge_mixing(rows: list[dict[str, Any]], seed: int) -> list[Finding]:
             for n in range(2)
         ]
     differ = max(float((a - b).norm() / a.norm()) for a, b in zip(*slices, strict=True))
-    transposed = (WIDTH // HEADS, WIDTH)  # of W_O1, which a head (n, d_v) can only be multiplied with from the left
+    head, W_O1, added = heads[0, 0], layer.out.weight.detach()[:, : WIDTH // HEADS].T, contributions[0, 0]
+    shapes = f"{tuple(W_O1.shape)} and {tuple(head.shape)}"
+    as_printed = _is_product(W_O1, head, added)
+    turned = "gives" if _is_product(head, W_O1, added) else "does not give"
     return [
         Finding(
             claim=37,
@@ -154,13 +157,18 @@ def _judge_mixing(rows: list[dict[str, Any]], seed: int) -> list[Finding]:
         ),
         Finding(
             claim=37,
-            what="the order W_O1 head₁: shapes of W_O1 and of a head",
-            theirs="W_O1 head₁",
-            measured=f"{transposed} and ({TOKENS}, {WIDTH // HEADS})",
-            verdict=holds(transposed[1] == TOKENS),
-            note="only head₁ W_O1 can be multiplied: tokens are rows",
+            what="the order W_O1 head₁: is it what the head adds to the output?",
+            theirs="yes",
+            measured="yes" if as_printed else f"no: {shapes}",
+            verdict=holds(as_printed),
+            note=f"head₁ W_O1 {turned} it: tokens are rows",
         ),
     ]
+
+
+def _is_product(a: Tensor, b: Tensor, wanted: Tensor) -> bool:
+    """Tell if a b can be multiplied and is what is wanted."""
+    return a.shape[-1] == b.shape[0] and torch.allclose(a @ b, wanted, atol=1e-5)
 
 
 def draw(result: Result) -> Figure:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as tf
 from click.testing import CliRunner
+from torch import Tensor
 from torch.nn import functional as F
 
 import limelight as ll
@@ -92,6 +93,35 @@ def test_layer_of_a_model_of_transformers(name: str) -> None:
 def _block(t: LayerTrace) -> str:
     parts = t.module.split(".")
     return ".".join(parts[: parts.index("1") + 1])
+
+
+class OneHead(torch.nn.Module):
+    """Three projections and attention, as people write it."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (torch.nn.Linear(7, 5) for _ in range(3))
+        self.fused = fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if self.fused:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return F.softmax(q @ k.mT / 5**0.5, -1) @ v
+
+
+def test_modules_that_call_sdpa() -> None:
+    layer, x = OneHead(fused=True), torch.randn(1, 5, 7)
+    model = torch.nn.Sequential(torch.nn.LayerNorm(7), layer, torch.nn.Linear(5, 3))
+    for module, before in ((layer, torch.nn.Identity()), (model, model[0])):
+        t = ll.trace(module, x, tokens=WORDS)
+        y = before(x)[0]
+        q, k, v = (F.linear(y, p.weight, p.bias) for p in (layer.q, layer.k, layer.v))
+        want = torch.softmax((q @ k.T / 5**0.5).masked_fill(~ll.Causal().dense(5), -torch.inf), -1)
+        torch.testing.assert_close(t["weights"][0], want)
+        torch.testing.assert_close(t["heads"][0], want @ v)
+    with pytest.raises(ValueError, match=r"its q, k and v are not seen: trace\(q, k, v\) shows their steps"):
+        ll.trace(OneHead(fused=False), x)
 
 
 def test_shows_itself() -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 
+from limelight.lens.layer_steps import layer_trace
 from limelight.lens.layer_trace import LayerTrace
 from limelight.lens.passes import layer_number
 from limelight.lens.reading import Reader, load_model, load_tokenizer, write_target
-from limelight.lens.tracing import LayerTracer, layer_trace, trace
+from limelight.lens.tracing import LayerTracer, trace
 from limelight.models.tokenizers import readable_tokens
 
 _LONGEST = 512  # tokens: every step is kept, scores and weights of all heads among them
@@ -55,4 +56,4 @@ def trace_call(reader: Reader, text: str, name: str) -> LayerTrace:
     reading = reader.read(text, watching=tracer.watching())
     if tracer.chosen is None:
         raise ValueError(f"{name} did not run, or computes its attention where it cannot be seen")
-    return layer_trace(tracer, tracer.chosen, reading.names(reading.record.log[-1]))
+    return layer_trace(tracer.events, tracer.chosen, reading.names(reading.record.log[-1]))

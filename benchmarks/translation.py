@@ -60,7 +60,7 @@ Umberto Ursula Uttar Valentina Valparaiso Vancouver Venkatesh Veronika Vikram Vi
 Wilhelmina Winifred Wolfgang Xiomara Xavier Yannis Yasmin Yevgeny Yolanda Yusuf Zachary Zainab Zanzibar Zdenek Zeynep
 Zoltan Zuzana Albuquerque Okonkwo Rasmussen Yamaguchi Fernandez Kowalski Papadopoulos Lindqvist Oyelaran Castellanos
 Petrovic Haraldsson Nakagawa Balasubramanian Mbeki Achterberg
-""".split()  # noqa: SIM905
+""".split()
 
 # A held-out sentence with one or more numbers. Training adds some of these phrases (in 1998), but not most of them.
 FRAMES = (

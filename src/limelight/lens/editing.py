@@ -12,15 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from limelight.core.biases import Bias as AnyBias
-from limelight.core.biases import DenseBias, Sum
-from limelight.core.masks import Dense, Mask
-from limelight.core.masks.base import Not, _Pair
 from limelight.core.parts import key_heads, take
 from limelight.core.problem import AttentionSpec
 from limelight.functional import attention, weights
-from limelight.lens.edits import Bias, Edit, Knockout, Mean, Off, Only, Pattern, Rectangle, Temperature
+from limelight.lens.edits import Bias, Edit, Knockout, Mean, Off, Only, Pattern, Temperature
 from limelight.lens.passes import Layer, Passes, layer_number
+from limelight.lens.placing import bias_of_heads, mask_of_heads, place_mask
 from limelight.matrix.base import Weights
 from limelight.matrix.joined import JoinedWeights
 
@@ -148,11 +145,11 @@ class Plan:
             return found, found @ call.v
         spec = call.spec
         for knockout in edits.knockouts:
-            allowed = ~_place_mask(knockout.mask, call.first, N, M)
-            allowed = _mask_of_heads(allowed, heads, N, M)
+            allowed = ~place_mask(knockout.mask, call.first, N, M)
+            allowed = mask_of_heads(allowed, heads, N, M)
             spec = spec._replace(mask=allowed if spec.mask is None else spec.mask & allowed)
         for added in edits.biases:
-            bias = _bias_of_heads(added, heads, self.count, call.first, N, M)
+            bias = bias_of_heads(added, heads, self.count, call.first, N, M)
             spec = spec._replace(bias=bias if spec.bias is None else spec.bias + bias)
         if edits.temperature != 1.0:
             spec = spec._replace(temperature=edits.temperature)
@@ -185,10 +182,10 @@ def _edit_dense_head(row: Tensor, edits: _HeadEdits, head: int, count: int, firs
     N, M = row.shape[-2:]
     logits = row.log()
     for added in edits.biases:
-        bias = _bias_of_heads(added, [head], count, first, N, M)
+        bias = bias_of_heads(added, [head], count, first, N, M)
         logits = logits + bias.dense(N, M).to(logits)
     for knockout in edits.knockouts:
-        allowed = _mask_of_heads(~_place_mask(knockout.mask, first, N, M), [head], N, M)
+        allowed = mask_of_heads(~place_mask(knockout.mask, first, N, M), [head], N, M)
         logits = logits.masked_fill(~allowed.dense(N, M, row.device), -torch.inf)
     empty = (logits == -torch.inf).all(-1, keepdim=True)
     return torch.softmax((logits / edits.temperature).masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)
@@ -263,69 +260,6 @@ def _compatible(a: Edit, b: Edit) -> bool:
             # An edit of all heads says nothing of single ones: those that are off stay off.
             return isinstance(one, off) and isinstance(other, logits) and other.heads is None
     return (isinstance(a, logits) and type(a) is not type(b)) or isinstance(a, (Knockout, Bias))
-
-
-def _place_mask(mask: Mask, first: int, N: int, M: int) -> Mask:
-    """Return a mask for the queries of a call, whose tokens are numbered from ``first`` on."""
-    if isinstance(mask, Rectangle):
-        return Rectangle(mask.queries, mask.keys, first - (M - N))
-    if isinstance(mask, Dense):
-        return Dense(_place_cells(mask.tensor, first, N, M, False))
-    if isinstance(mask, _Pair):
-        return type(mask)(_place_mask(mask.left, first, N, M), _place_mask(mask.right, first, N, M))
-    if isinstance(mask, Not):
-        return Not(_place_mask(mask.mask, first, N, M))
-    return mask
-
-
-def _place_bias(bias: AnyBias, first: int, N: int, M: int) -> AnyBias:
-    if isinstance(bias, DenseBias):
-        return DenseBias(_place_cells(bias.tensor, first, N, M, 0.0))
-    if isinstance(bias, Sum):
-        return _place_bias(bias.left, first, N, M) + _place_bias(bias.right, first, N, M)
-    return bias
-
-
-def _place_cells(x: Tensor, first: int, N: int, M: int, outside: Any) -> Tensor:
-    """Return the rows from ``first`` on and the first keys of a tensor over tokens, filled where it ends."""
-    if x.ndim < 2:
-        return x
-    rows, cols = x.shape[-2:]
-    if rows > 1:
-        x = x[..., first : first + N, :]
-    x = x[..., :M] if cols > 1 else x
-    missing = (N - x.shape[-2] if rows > 1 else 0), (M - x.shape[-1] if cols > 1 else 0)
-    return torch.nn.functional.pad(x, (0, missing[1], 0, missing[0]), value=outside) if any(missing) else x
-
-
-def _mask_of_heads(mask: Mask, heads: list[int], N: int, M: int) -> Mask:
-    """Return the part of a mask that belongs to some heads."""
-    if mask.lead()[1] in (1, len(heads)):
-        return mask
-    cells = mask.dense(N, M)
-    return Dense(take(cells.reshape(-1, *cells.shape[-3:]), heads, 1))
-
-
-def _bias_of_heads(added: Bias, heads: list[int], count: int, first: int, N: int, M: int) -> AnyBias:
-    """Return the part of a bias, for all heads or for those of the edit, that belongs to some heads."""
-    from limelight.core.biases import ALiBi, Offsets
-
-    bias, chosen = _place_bias(added.bias, first, N, M), added.chosen(count)
-    made_for = bias.lead()[1]
-    if made_for == 1:
-        return bias
-    if made_for not in (count, len(chosen)):
-        raise ValueError(f"{added}: the bias is made for {made_for} heads; give one for {len(chosen)} or for {count}")
-    at = heads if made_for == count else [chosen.index(h) for h in heads]
-    slopes, offsets, dense = bias.lower(N, M, bias.tensors()[0].dtype)
-    parts: list[AnyBias] = [] if slopes is None else [ALiBi(take(slopes, at, 0) if len(slopes) > 1 else slopes)]
-    parts += [] if offsets is None else [Offsets(take(offsets, at, 0) if len(offsets) > 1 else offsets)]
-    if dense is not None:
-        parts.append(DenseBias(take(dense, at, -3) if dense.ndim > 2 and dense.shape[-3] > 1 else dense))
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
 
 
 def _pattern_weights(

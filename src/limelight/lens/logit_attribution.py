@@ -31,8 +31,18 @@ from limelight.viz.characters import short
 
 _FEED_FORWARD = ("mlp", "feedforward", "ffn", "intermediate", "denseactdense", "gatedactdense", "moe", "experts")
 _ACTIVATIONS = {
-    *(functional.gelu, functional.relu, functional.silu, functional.mish, functional.elu, functional.leaky_relu),
-    *(functional.softplus, functional.hardswish, torch.relu, torch.tanh, torch.sigmoid, functional.relu6),
+    functional.gelu,
+    functional.relu,
+    functional.silu,
+    functional.mish,
+    functional.elu,
+    functional.leaky_relu,
+    functional.softplus,
+    functional.hardswish,
+    torch.relu,
+    torch.tanh,
+    torch.sigmoid,
+    functional.relu6,
 }
 
 

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from limelight.backends import Statistic
-from limelight.core.checks import DTYPES
 from limelight.core.masks import Mask
-from limelight.core.problem import batched
 from limelight.core.tracing import has_subclass, is_traced
 from limelight.matrix.attribution import Attribution
 from limelight.matrix.by_value import value_norms
@@ -24,7 +22,7 @@ from limelight.matrix.showing_pictures import show_picture
 from limelight.matrix.statistics import STATISTICS, cover, distance, entropy, mass, pool, profile, received, similarity
 from limelight.matrix.statistics import max as max_statistic
 from limelight.matrix.statistics import top as top_statistic
-from limelight.matrix.statistics.transposed import TransposedMatmul
+from limelight.matrix.transposed import Transposed
 
 _LARGEST_ARRAY = 2**27  # numbers that np.asarray makes without being asked twice
 
@@ -391,31 +389,3 @@ class Weights:
         (found,) = self._compute([statistic])
         assert isinstance(found, Tensor)
         return found
-
-
-class Transposed:
-    """``Aᵀ``, which is not stored either."""
-
-    __slots__ = ("T",)
-
-    def __init__(self, weights: Weights) -> None:
-        self.T = weights
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """``(…, heads, keys, queries)``."""
-        *lead, N, M = self.T.shape
-        return (*lead, M, N)
-
-    def __matmul__(self, u: Tensor) -> Tensor:
-        """``Aᵀ u``, from queries back to keys, ``(…, heads, keys, width)``."""
-        *lead, N, _ = self.T.shape
-        if isinstance(u, Tensor) and u.dtype not in DTYPES:
-            raise TypeError(f"u is {u.dtype}; it must be floats, such as u.float()")
-        if not isinstance(u, Tensor) or list(u.shape[:-1]) != [*lead, N]:
-            got = tuple(u.shape) if isinstance(u, Tensor) else type(u).__name__
-            raise ValueError(f"u {got} does not fit Aᵀ {self.shape}: it must be {(*lead, N)} and a width")
-        return self.T._one(TransposedMatmul(batched(u))).to(u.dtype)
-
-    def __repr__(self) -> str:
-        return f"{self.T._described()}.T"

@@ -11,9 +11,10 @@ from limelight.backends import Normalisers, Statistic, grouped_matmul, masked_lo
 from limelight.core.checks import reject_options
 from limelight.core.masks import Mask
 from limelight.core.problem import AttentionOptions, AttentionSpec, batched, spec_of
-from limelight.matrix.base import Transposed, Weights
+from limelight.matrix.base import Weights
 from limelight.matrix.statistics.cover import Cover
 from limelight.matrix.statistics.transposed import TransposedMatmul
+from limelight.matrix.transposed import Transposed
 from limelight.parallel import gathered, statistics
 from limelight.parallel.agreement import agree
 from limelight.parallel.collectives import place_rows, sum_over, total

@@ -68,61 +68,21 @@ class Names:
 _BEFORE = ("O'", "Mc", "Mac", "De ", "Van ", "San ", "Saint-", "El ", "Al-", "Di")
 _PARTICLES = ("O", "De", "Van", "San", "Saint", "El", "Al")
 _ONSETS = (
-    *("b", "c", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v", "w", "z", "y", "q"),
-    *("br", "cr", "dr", "fr", "gr", "kr", "pr", "tr", "bl", "cl", "fl", "gl", "pl", "sl", "sh", "ch", "th", "ph", "st"),
-    *(
-        "sk",
-        "sp",
-        "kh",
-        "zh",
-        "sv",
-        "kn",
-        "rh",
-        "mb",
-        "nd",
-        "ts",
-        "sch",
-        "str",
-        "qu",
-        "gw",
-        "dj",
-        "ny",
-        "x",
-        "",
-        "",
-        "",
-    ),
+    """
+    b c d f g h j k l m n p r s t v w z y q br cr dr fr gr kr pr tr bl cl fl gl pl sl sh ch th ph st sk sp kh zh
+    sv kn rh mb nd ts sch str qu gw dj ny x
+""".split()
+    + [""] * 3
 )
-_NUCLEI = (
-    *(
-        "a",
-        "e",
-        "i",
-        "o",
-        "u",
-        "a",
-        "e",
-        "i",
-        "o",
-        "u",
-        "y",
-        "aa",
-        "ee",
-        "oo",
-        "ai",
-        "ay",
-        "au",
-        "ea",
-        "ei",
-        "eo",
-        "ia",
-    ),
-    *("ie", "io", "oa", "oi", "ou", "ua", "ue", "ui", "é", "è", "ö", "ü", "ä", "á", "í", "ó", "ø", "å", "ã", "ñi", "ç"),
-)
+_NUCLEI = """
+    a e i o u a e i o u y aa ee oo ai ay au ea ei eo ia ie io oa oi ou ua ue ui é è ö ü ä á í ó ø å ã ñi ç
+""".split()
 _CODAS = (
-    *("", "", "", "", "n", "r", "s", "l", "m", "t", "k", "d", "g", "p", "b", "v", "x", "z", "f", "h", "ck", "nd", "nt"),
-    *("ng", "rd", "rt", "rs", "ll", "ss", "tt", "nn", "rr", "st", "sh", "ch", "th", "lt", "ld", "rk", "rn", "sk", "tz"),
-    *("ev", "ić", "ez", "ski", "son", "sen", "man", "ton", "berg", "ini", "elli", "oğlu", "ová", "escu", "ș", "ł", "š"),
+    [""] * 4
+    + """
+    n r s l m t k d g p b v x z f h ck nd nt ng rd rt rs ll ss tt nn rr st sh ch th lt ld rk rn sk tz ev ić ez ski
+    son sen man ton berg ini elli oğlu ová escu ș ł š
+""".split()
 )
 
 

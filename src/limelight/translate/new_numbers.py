@@ -16,17 +16,23 @@ from limelight.translate.words import reserved
 
 _DIGITS = re.compile(r"\d+(?:[.,:]\d+)*")
 _IN_WORDS = {
-    **{
-        "two": "deux",
-        "three": "trois",
-        "four": "quatre",
-        "five": "cinq",
-        "six": "six",
-        "seven": "sept",
-        "eight": "huit",
-    },
-    **{"nine": "neuf", "ten": "dix", "eleven": "onze", "twelve": "douze", "fifteen": "quinze", "twenty": "vingt"},
-    **{"thirty": "trente", "forty": "quarante", "fifty": "cinquante", "sixty": "soixante"},
+    "two": "deux",
+    "three": "trois",
+    "four": "quatre",
+    "five": "cinq",
+    "six": "six",
+    "seven": "sept",
+    "eight": "huit",
+    "nine": "neuf",
+    "ten": "dix",
+    "eleven": "onze",
+    "twelve": "douze",
+    "fifteen": "quinze",
+    "twenty": "vingt",
+    "thirty": "trente",
+    "forty": "quarante",
+    "fifty": "cinquante",
+    "sixty": "soixante",
 }
 
 

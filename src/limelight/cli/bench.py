@@ -48,14 +48,14 @@ def command(quick: bool, threads: list[int], case: str, no_peers: bool, out: str
 
 def _measure(quick: bool, threads: list[int], wanted: str, with_peers: bool) -> dict[str, Any]:
     import torch
-    from rich.console import Console
-    from rich.progress import track
 
     from limelight import backends
     from limelight.backends import no_kernels
     from limelight.cli._bench.cases import all_cases
     from limelight.cli._bench.machine import busy, describe
     from limelight.cli._bench.measuring import run
+    from limelight.viz.progress import progress, tracked
+    from limelight.viz.tables import messages_console
 
     if not backends.built:
         raise click.ClickException(f"there is nothing to measure: {no_kernels.MESSAGE}")
@@ -71,8 +71,8 @@ def _measure(quick: bool, threads: list[int], wanted: str, with_peers: bool) -> 
     machine = describe(threads)
     seconds = 0.1 if quick else 1.0
     jobs = [(c, t) for t in threads for c in chosen]
-    bar = track(jobs, "measuring", console=Console(stderr=True))
-    results = [run(c, t, seconds, with_peers) for c, t in bar]
+    with progress(messages_console()) as advance:
+        results = [run(c, t, seconds, with_peers) for c, t in tracked(jobs, "measuring", advance)]
     return {**machine, "busy": warning, "results": results}
 
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from typing import Any
 
 import click
 
+from limelight.cli._shared import F
+
 _INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
+_CHOSEN = "chosen for the pairs"
+
+
+def _setting(name: str, kind: click.ParamType[Any], default: str, help: str) -> Callable[[F], F]:
+    """Return an option of the recipe; ``default`` is only shown, since the recipe has the defaults."""
+    return click.option(name, type=kind, metavar="NUMBER", help=f"{help}  [default: {default}]")
 
 
 @click.command("train", short_help="Train a translator on a file of pairs.")
@@ -24,42 +33,46 @@ _INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
     type=click.Path(exists=True, dir_okay=False),
     help="Pairs to train on instead, of python -m limelight.translate.distillation; PAIRS say what is held out.",
 )
-@click.option("--epochs", type=click.IntRange(1), help="How often all pairs are seen.")
-@click.option("--vocabulary", type=click.IntRange(16), help="How many pieces words are made of.")
-@click.option("--width", type=click.IntRange(1), help="Of the model.")
-@click.option("--heads", type=click.IntRange(1))
-@click.option("--encoder-layers", type=click.IntRange(1))
-@click.option("--decoder-layers", type=click.IntRange(1))
-@click.option("--hidden", type=click.IntRange(1), help="Width of the feed-forward layers.")
-@click.option("--dropout", type=click.FloatRange(0, 1, max_open=True))
-@click.option("--label-smoothing", type=click.FloatRange(0, 1, max_open=True))
-@click.option(
+@_setting("--epochs", click.IntRange(1), _CHOSEN, "How often all pairs are seen.")
+@_setting("--vocabulary", click.IntRange(16), "5800", "How many pieces words are made of.")
+@_setting("--width", click.IntRange(1), "256", "Width of the model.")
+@_setting("--heads", click.IntRange(1), "8", "Heads of each attention.")
+@_setting("--encoder-layers", click.IntRange(1), "4", "Layers that read the sentence.")
+@_setting("--decoder-layers", click.IntRange(1), "2", "Layers that write its translation.")
+@_setting("--hidden", click.IntRange(1), "768", "Width of the feed-forward layers.")
+@_setting("--dropout", click.FloatRange(0, 1, max_open=True), "0.1", "Share of the activations that are dropped.")
+@_setting("--label-smoothing", click.FloatRange(0, 1, max_open=True), "0.1", "Probability spread over all words.")
+@_setting(
     "--consistency",
-    type=click.FloatRange(0),
-    help="Weight of the divergence between two passes with different dropout (R-Drop); 0, one pass, unless given.",
+    click.FloatRange(0),
+    "0.0",
+    "Weight of the divergence between two passes with different dropout (R-Drop); with 0 there is one pass.",
 )
-@click.option("--part", type=click.FloatRange(0, 1, min_open=True), help="Share of the pairs that an epoch has.")
-@click.option("--tokens", type=click.IntRange(1), help="Of the targets of a batch.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="The learning rate at its highest.")
-@click.option("--warm-up", type=click.IntRange(0), help="Updates until then.")
-@click.option("--falling", type=click.FloatRange(0, 1, min_open=True), help="Share of the training in which it falls.")
-@click.option("--names", type=click.FloatRange(0, 1), help="Share of the pairs with a name that get another one.")
-@click.option("--numbers", type=click.FloatRange(0, 1), help="The same of numbers.")
-@click.option("--phrases", type=click.FloatRange(0, 1), help="Share of the pairs that get a date, time, price or name.")
-@click.option("--quotes", type=click.FloatRange(0, 1), help="Share of the pairs that get quotation marks.")
-@click.option("--joined", type=click.FloatRange(0, 1), help="Share of the pairs that are joined to long sentences.")
-@click.option("--longest", type=click.IntRange(1), help="Words of a joined sentence.")
+@_setting("--part", click.FloatRange(0, 1, min_open=True), "1.0", "Share of the pairs that an epoch has.")
+@_setting("--tokens", click.IntRange(1), _CHOSEN, "Tokens of the translations in a batch.")
+@_setting("--rate", click.FloatRange(0, min_open=True), "0.001", "The learning rate at its highest.")
+@_setting("--warm-up", click.IntRange(0), _CHOSEN, "Updates until the learning rate is at its highest.")
+@_setting("--falling", click.FloatRange(0, 1, min_open=True), "1.0", "Share of the training in which it falls.")
+@_setting("--names", click.FloatRange(0, 1), "0.6", "Share of the pairs with a name that get another one.")
+@_setting("--numbers", click.FloatRange(0, 1), "0.6", "Share of the pairs with a number that get another one.")
+@_setting("--phrases", click.FloatRange(0, 1), "0.06", "Share of the pairs that get a date, time, price or name.")
+@_setting("--quotes", click.FloatRange(0, 1), "0.02", "Share of the pairs that get quotation marks.")
+@_setting("--joined", click.FloatRange(0, 1), "0.45", "Share of the pairs that are joined to long sentences.")
+@_setting("--longest", click.IntRange(1), "65", "Words of a joined sentence, at most.")
 @click.option("--bfloat16", is_flag=True, default=None, help="Twice as fast where the processor has bfloat16 products.")
-@click.option(
+@_setting(
     "--blend",
-    type=click.FloatRange(0, 1, min_open=True),
-    help="Share of the trained parameters in what is kept; the rest are those of --from.",
+    click.FloatRange(0, 1, min_open=True),
+    "1.0",
+    "Share of the trained parameters in what is kept; the rest are those of --from.",
 )
-@click.option("--held-out", type=click.IntRange(1), help="Sentences to test on, which training never sees.")
-@click.option("--validated", type=click.IntRange(1), help="Others, for BLEU after every epoch.")
-@click.option("--patience", type=click.IntRange(1), help="Epochs without a better BLEU until it ends.")
-@click.option("--seed", type=click.IntRange(0))
-@click.option("--threads", type=click.IntRange(1), help="As many as there are cores unless given.")
+@_setting("--held-out", click.IntRange(1), _CHOSEN, "Sentences to test on, which training never sees.")
+@_setting("--validated", click.IntRange(1), _CHOSEN, "Other sentences, for BLEU after every epoch.")
+@_setting("--patience", click.IntRange(1), _CHOSEN, "Epochs without a better BLEU until it ends.")
+@_setting("--seed", click.IntRange(0), "1", "Of everything that is drawn at random.")
+@click.option(
+    "--threads", type=click.IntRange(1), metavar="NUMBER", help="Threads.  [default: as many as there are cores]"
+)
 @click.option("--finish", is_flag=True, help="Train no further; leave the model of an interrupted training as it is.")
 def command(
     pairs: str,

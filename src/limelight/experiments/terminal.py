@@ -40,7 +40,10 @@ def run_and_show(name: str, folder: str | None, quick: bool, seed: int) -> None:
     results = []
     for n, each in enumerate(EXPERIMENTS if name == "all" else [name]):
         where = f"{n + 1} of {len(EXPERIMENTS)}, " if name == "all" else ""
-        with messages.status(f"{where}{each}: {EXPERIMENTS[each].question}"):
+        question = f"{where}{each}: {EXPERIMENTS[each].question}"
+        if not messages.is_terminal:
+            messages.print(question)
+        with messages.status(question):
             results.append(run(each, quick=quick, seed=seed))
         console.print(_shown(results[-1]))
     if name == "all":

@@ -80,10 +80,7 @@ class Heads(list[dict[str, Any]]):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield a table for each kind of module, such as ``encoder.layer.*.attention``, with a row for each head."""
-        families: dict[str, list[dict[str, Any]]] = {}
-        for row in self:
-            families.setdefault(re.sub(r"\b\d+\b", "*", row["module"], count=1), []).append(row)
-        for family, rows in families.items():
+        for family, rows in self._families().items():
             yield next(
                 table
                 for table in _ever_narrower(family, rows)
@@ -103,7 +100,18 @@ class Heads(list[dict[str, Any]]):
         from limelight.viz.notebook import table_html
 
         names = [name for name in MEASURES if any(row[name] is not None for row in self)]
-        return table_html(self, ["module", "layer", "head", *names, "label"], "heads")
+        tables = []
+        for family, rows in self._families().items():
+            rounded = [{n: round(x, 2) if isinstance(x, float) else x for n, x in row.items()} for row in rows]
+            tables.append(table_html(rounded, ["layer", "head", "label", *names], family))
+        return "".join(tables)
+
+    def _families(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows by the kind of module, such as ``encoder.layer.*.attention``."""
+        families: dict[str, list[dict[str, Any]]] = {}
+        for row in self:
+            families.setdefault(re.sub(r"\b\d+\b", "*", row["module"], count=1), []).append(row)
+        return families
 
 
 def _ever_narrower(family: str, rows: list[dict[str, Any]]) -> Iterator[Table]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from limelight.lens import reading as readings
@@ -17,6 +16,7 @@ from limelight.lens.report import heads, real_queries
 from limelight.lens.watching import watch
 from limelight.models.tokenizers import readable_tokens
 from limelight.viz.heatmaps import heatmap
+from limelight.viz.progress import progress, tracked
 from limelight.viz.tables import messages_console, wide_console
 from limelight.viz.text import printable
 
@@ -44,10 +44,9 @@ class Matter:
 
 
 def measure(folder: str | Path, text: str, *, by: str, metric: str | None, method: str) -> Matter:
-    """Measure the effects of the heads of the model in a folder on a text, with a progress bar."""
+    """Measure the effects of the heads of the model in a folder on a text, and show progress."""
     folder = Path(folder)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=messages_console(), transient=True) as bar:
+    with progress(messages_console(), "loading") as advance:
         model, ours = readings.load_model(folder, predicts=True)
         tokenizer = readings.load_tokenizer(folder)
         ids = tokenizer.encode(text).ids
@@ -66,7 +65,7 @@ def measure(folder: str | Path, text: str, *, by: str, metric: str | None, metho
             metric=metric,
             method=method,
             dense=dense,
-            progress=lambda layers: bar.track(layers, description="switching off"),
+            progress=lambda layers: tracked(layers, "switching off", advance),
         )
         with torch.no_grad(), watch(model, dense=dense) as record:
             model(*inputs) if isinstance(inputs, tuple) else model(**inputs)

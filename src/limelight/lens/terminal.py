@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn, track
 from rich.table import Table
 
 from limelight.lens import picture_terminal as pictures
@@ -21,34 +20,18 @@ from limelight.lens.record import Call
 from limelight.lens.sizes import MEANINGS
 from limelight.lens.word import print_word, word_as_dicts
 from limelight.viz.characters import short
+from limelight.viz.progress import Advance, progress, tracked
 from limelight.viz.tables import messages_console, wide_console
 from limelight.viz.text import printable
 
 _ROWS = 24  # heads that are shown unless all are asked for
-_LONG = 1024  # tokens from which on there are progress bars
 _LINKS_TITLE = "strongest links, without those to itself, its neighbours, the first token and separators"
 _DENSE_JSON = 2**16  # weights of a head that are written to JSON as they are; larger matrices are pooled
 
 
 def read_with_progress(folder: str | Path, text: str) -> Reading:
-    """Read a text with the model in a folder, with a progress bar and the remaining time on the standard error."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("remaining"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=messages_console(), transient=True) as bar:
-        tasks: dict[str, Any] = {}
-
-        def advance(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                bar.update(loading, visible=False)
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done)
-
-        loading = bar.add_task("loading", total=None)
+    """Read a text with the model in a folder, with progress and the remaining time on the standard error."""
+    with progress(messages_console(), "loading") as advance:
         return readings.read(folder, text, progress=advance)
 
 
@@ -80,10 +63,10 @@ def look(
     if word is not None and not as_json and not html:
         return _draw_word(selected, word, head)
     explicit = head is not None
-    progress = _progress_bars(messages, max(map(len, reading.tokens.values())))
     seen = selected if selected.picture is None else pictures.on_the_picture(selected)
-    call, head = seen.most_telling(head, progress("links"))
-    report = selected.heads(progress("heads"))
+    with progress(messages) as advance:
+        call, head = seen.most_telling(head, _tracking("links", advance))
+        report = selected.heads(_tracking("heads", advance))
     if explicit:
         links = selected.links(call, head, top, trivial=True)
     else:
@@ -93,7 +76,8 @@ def look(
     try:  # a page that cannot be written does not keep the rest from being printed
         if html:
             opens = next(n for n, other in enumerate(everything.record.log) if other.name == call.name)
-            save_page(everything, html, opens=(opens, head), progress=progress("page"))
+            with progress(messages) as advance:
+                save_page(everything, html, opens=(opens, head), progress=_tracking("page", advance))
             messages.print(printable(f"{html} has every layer and head."))
     finally:
         if as_json:
@@ -152,15 +136,9 @@ def _print_sizes(reading: Reading, console: Console) -> None:
         console.print(f"{name:>8} = {size:<6} {meanings[name]}")
 
 
-def _progress_bars(console: Console, tokens: int) -> Callable[[str], Callable[[Iterable[Any]], Any]]:
-    """Return a function that makes a progress bar for a description; it shows nothing for short texts."""
-
-    def bar(what: str) -> Callable[[Iterable[Any]], Any]:
-        if tokens < _LONG or not console.is_terminal:
-            return iter
-        return lambda items: track(list(items), description=what, console=console, transient=True)
-
-    return bar
+def _tracking(what: str, advance: Advance) -> Callable[[Sequence[Any]], Iterator[Any]]:
+    """Return a function that iterates over items and reports each."""
+    return lambda items: tracked(items, what, advance)
 
 
 def _links_table(title: str, reading: Reading, links: list[Link]) -> Table:

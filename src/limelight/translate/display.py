@@ -23,6 +23,7 @@ from limelight.translate.translator import Translator
 from limelight.viz.characters import Picture, without_marker
 from limelight.viz.heatmaps import put
 from limelight.viz.notebook import matrix_html, text_html
+from limelight.viz.progress import Lines
 from limelight.viz.tables import messages_console, wide_console
 from limelight.viz.text import printable
 
@@ -192,6 +193,7 @@ def translate_lines(translator: Translator, text: str, beams: int) -> None:
     Every part is printed as soon as it is translated, so that an interruption loses nothing of it.
     """
     messages = messages_console()
+    say = Lines(messages)
     lines = text.removesuffix("\n").split("\n") if text else []
     columns = (TextColumn("translating"), BarColumn(), MofNCompleteColumn(), TextColumn("lines"), TimeRemainingColumn())
     with Progress(
@@ -208,6 +210,8 @@ def translate_lines(translator: Translator, text: str, beams: int) -> None:
             sys.stdout.flush()
             bar.start()
             bar.advance(task, len(part))
+            if not messages.is_terminal:
+                say("translating lines", begin + len(part), len(lines))
 
 
 def translate_typed(

@@ -71,17 +71,23 @@ def table_html(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None 
     2
     """
     names = list(rows[0]) if columns is None and rows else list(columns or [])
-    head = "".join(f'<th style="text-align: right; padding: 1px 8px; opacity: .7">{escape(n)}</th>' for n in names)
+    first = rows[0] if rows else {}
+    head = "".join(
+        f'<th style="text-align: {_side(first.get(n))}; padding: 1px 8px; opacity: .7">{escape(n)}</th>' for n in names
+    )
     body = "".join(f"<tr>{''.join(_cell(row.get(n)) for n in names)}</tr>" for row in rows[:_ROWS])
     more = f"{len(rows) - _ROWS} more rows" if len(rows) > _ROWS else ""
     return _block(title, f'<table style="border-collapse: collapse"><tr>{head}</tr>{body}</table>', more)
 
 
+def _side(value: Any) -> str:
+    """Return the side to which a value is aligned: numbers to the right."""
+    return "right" if isinstance(value, (int, float, np.number)) and not isinstance(value, bool) else "left"
+
+
 def _cell(value: Any) -> str:
-    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     text = "" if value is None else f"{value:.3g}" if isinstance(value, (float, np.floating)) else str(value)
-    side = "right" if number else "left"
-    return f'<td style="text-align: {side}; padding: 1px 8px">{escape(text)}</td>'
+    return f'<td style="text-align: {_side(value)}; padding: 1px 8px; white-space: nowrap">{escape(text)}</td>'
 
 
 def _two_dimensional(function: str, values: ArrayLike) -> NDArray[np.float64]:

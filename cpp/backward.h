@@ -19,6 +19,7 @@ template <class C> void add_parts(const std::vector<C>& parts, int64_t n, C* to)
 template <class C> void backward(Problem p, const Gradients& g, int threads) {
     constexpr int64_t tile_rows = kGradientTiles * kMaxLanes<C>;  // rows that are differentiated together
     const std::unique_ptr<C[]> key_norms = measure_key_norms<C>(p, threads);
+    const std::vector<int64_t> starts = tile_starts<C>(p, 0, p.N);
     const int64_t rows = p.Hq / p.Hkv * p.N, units = p.B * p.Hkv;
     // A bias that several units share receives from one of them at a time.
     const bool shared = g.bias.data && ((p.B > 1 && !g.bias.batch) || (p.Hkv > 1 && !g.bias.head));
@@ -57,6 +58,7 @@ template <class C> void backward(Problem p, const Gradients& g, int threads) {
                     GradientTask<C> t;
                     t.batch = unit / p.Hkv;
                     t.head = unit % p.Hkv;
+                    t.starts = &starts;
                     t.row_begin = row * row_range;
                     t.row_end = min(t.row_begin + row_range, rows);
                     t.key_begin = column * key_range;

@@ -19,14 +19,6 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-// Some rows of the query heads of one key head, one head after the other, against a range of keys.
-template <class C> struct GradientTask {
-    int64_t batch, head;  // of the keys
-    int64_t row_begin, row_end, key_begin, key_end;
-    C *offsets, *slopes;  // sums of its own, as in Gradients
-    C* sums;              // (B, Hq, N): Σ P ∘ term, of the terms that need it, or null
-};
-
 // b.s = P ∘ F and x.dx = dx from logits in b.s and dO Vᵀ in x.dx. What has no weight has no gradient, even
 // where its value is not finite.
 template <class C, int NV> void logit_gradients(const GradientTile<C>& x, const Block<C>& b, C* dx) {
@@ -185,7 +177,7 @@ SeenBlock<C> see_block(const Problem& p, const GradientTask<C>& task, const Grad
     s.keys = {block.end, block.begin};
     for (int i = 0; i < count; ++i) {
         const GradientTile<C>& x = scratch.tiles[i];
-        Range& keys = (s.seen[i] = visible(x.rows, x.row_count, p.spans.count, block)).keys;
+        Range& keys = (s.seen[i] = visible(x.distinct, x.distinct_count, p.spans.count, block)).keys;
         if (have_no_weight(p, task.batch, task.head, x.rows, x.row_count, x.bounds, x.lse, keys)) keys = {0, 0};
         if (!keys.empty()) s.keys = {min(s.keys.begin, keys.begin), max(s.keys.end, keys.end)};
     }
@@ -332,26 +324,25 @@ void store_gradients(const Problem& p, const Gradients& g, const GradientTask<C>
 template <class C, class Start, class VisitBlock, class Finish>
 void for_each_tile(const Problem& p, const GradientTask<C>& task, GradientScratch<C>& scratch, Start&& start,
                    VisitBlock&& visit, Finish&& finish) {
-    constexpr int W = kWidth<C>, lanes = kMaxLanes<C>;
     const int64_t first_head = task.head * (p.Hq / p.Hkv);
-    for (int64_t from = task.row_begin; from < task.row_end; from += kGradientTiles * lanes) {
-        const int64_t rows = min(task.row_end - from, kGradientTiles * lanes);
-        for (int64_t r = 0; r < rows; ++r) {
-            const int64_t head = (from + r) / p.N;
-            scratch.rows[r] = row_at(p, task.batch, first_head + head, from + r - head * p.N);
-        }
-        const int count = int(ceil_div(rows, lanes));
-        for (int i = 0; i < count; ++i) {
-            GradientTile<C>& x = scratch.tiles[i];
-            x.rows = scratch.rows + i * lanes;
-            x.row_count = int(min(rows - i * lanes, lanes));
-            x.vectors = int(ceil_div(x.row_count, W));
+    for (int64_t from = task.row_begin; from < task.row_end;) {
+        int count = 0, distinct = 0;
+        for (Row* rows = scratch.rows; count < kGradientTiles && from < task.row_end; ++count) {
+            GradientTile<C>& x = scratch.tiles[count];
+            const int64_t end = tile_end<C>(p, task, from);
+            x.rows = rows;
+            x.row_count = int(end - from);
+            x.vectors = int(ceil_div(x.row_count, kWidth<C>));
+            for (; from < end; ++from) *rows++ = row_at(p, task.batch, first_head + from / p.N, from % p.N);
+            x.distinct = scratch.distinct + distinct;
+            x.distinct_count = keep_distinct(x.rows, x.row_count, p.spans.count, x.distinct);
+            distinct += x.distinct_count;
             load_rows(p, task.batch, x, scratch.spare);
-            for (const auto& term : scratch.terms) term->start(x, task.batch, i);
+            for (const auto& term : scratch.terms) term->start(x, task.batch, count);
         }
         start(count);
         for (Range run{task.key_begin, task.key_begin};;) {
-            run = next_run(scratch.rows, int(rows), p.spans.count, run.end, task.key_end);
+            run = next_run(scratch.distinct, distinct, p.spans.count, run.end, task.key_end);
             if (run.empty()) break;
             for (int64_t j = run.begin; j < run.end; j += kBlock) visit(count, Range{j, min(j + kBlock, run.end)});
         }

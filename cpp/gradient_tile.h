@@ -20,6 +20,8 @@ template <class C> struct GradientTile {
     bool decode;      // so few rows that features lie in the lanes of products with K and V (decode.h)
     bool one_block;   // all keys that the rows attend to are in one block, where δ can be summed
     const Row* rows;
+    Row* distinct;  // the rows with spans of their own
+    int distinct_count;
     C *q, *dout;                 // (feature, lane), or (row, feature) where `decode`
     C* dq;                       // (feature, lane)
     C *q_rows, *dout_rows;       // (row, feature), with the factors of dK and dV
@@ -53,7 +55,7 @@ public:
 template <class C> using GradientTerms = std::vector<std::unique_ptr<GradientTerm<C>>>;
 
 template <class C> struct GradientScratch {
-    Row* rows;
+    Row *rows, *distinct;
     GradientTile<C> tiles[kGradientTiles];
     C *k, *v;  // copies of a block
     C* spare;  // for the logits, and a panel of dx with its margins
@@ -67,6 +69,7 @@ GradientScratch<C> lay_out_gradient(const Problem& p, const Gradients& g, Arena&
     const int64_t D = whole_vectors<C>(p.D), Dv = whole_vectors<C>(p.Dv);
     GradientScratch<C> scratch;
     scratch.rows = arena.take<Row>(kGradientTiles * lanes);
+    scratch.distinct = arena.take<Row>(kGradientTiles * lanes);
     for (GradientTile<C>& x : scratch.tiles) {
         x.q = arena.take<C>(lanes * p.D);
         x.dout = arena.take<C>(lanes * p.Dv);
@@ -95,6 +98,22 @@ GradientScratch<C> lay_out_gradient(const Problem& p, const Gradients& g, Arena&
     scratch.ones = arena.take<C>(lanes);
     for (const Request& term : g.terms) scratch.terms.push_back(make(p, term, arena));
     return scratch;
+}
+
+// Some rows of the query heads of one key head, one head after the other, against a range of keys.
+template <class C> struct GradientTask {
+    int64_t batch, head;  // of the keys
+    int64_t row_begin, row_end, key_begin, key_end;
+    const std::vector<int64_t>* starts;  // of the tiles of a head, as in Partition
+    C *offsets, *slopes;                 // sums of its own, as in Gradients
+    C* sums;                             // (B, Hq, N): Σ P ∘ term, of the terms that need it, or null
+};
+
+// Where the tile of a task's rows ends that begins at `row`.
+template <class C> int64_t tile_end(const Problem& p, const GradientTask<C>& task, int64_t row) {
+    if (task.starts->empty()) return min(row + kMaxLanes<C>, task.row_end);
+    const int64_t query = row % p.N;
+    return min(row - query + *std::upper_bound(task.starts->begin(), task.starts->end(), query), task.row_end);
 }
 
 // dx times this and times K or Q, summed, is dQ or dK: the derivative of x by a raw product of features.
@@ -142,9 +161,9 @@ void load_gradients(const Problem& p, const Gradients& g, int64_t batch, Gradien
     const int lanes = x.lanes();
     load_side(g.dout, batch, x, p.Dv, C(1), x.dout, x.dout_rows);
     std::memset(x.dq, 0, lanes * p.D * sizeof(C));
-    const Range run = next_run(x.rows, x.row_count, p.spans.count, 0, p.M);
+    const Range run = next_run(x.distinct, x.distinct_count, p.spans.count, 0, p.M);
     x.one_block = p.M <= kBlock && !g.part && g.terms.empty() && !p.dropout &&
-                  next_run(x.rows, x.row_count, p.spans.count, run.end, p.M).empty();
+                  next_run(x.distinct, x.distinct_count, p.spans.count, run.end, p.M).empty();
     for (int r = 0; r < lanes; ++r) {
         const Row& row = x.rows[min(r, x.row_count - 1)];
         const int64_t at = (batch * p.Hq + row.head) * p.N + row.query;

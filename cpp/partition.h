@@ -1,29 +1,30 @@
 // How a problem is cut into tasks.
 //
 // A unit is a query head, or a key head with its whole group of query heads where those have few rows. The rows of a
-// unit are cut into tiles of up to three vectors, and with few tasks the keys are cut into chunks as well. The cut
+// unit are cut into tiles of up to three vectors (tiling.h), and with few tasks the keys are cut into chunks as well. The cut
 // depends on the problem alone, never on the number of threads, so neither do the results.
 #pragma once
 
 #include <algorithm>
 
-#include "rows.h"
+#include "tiling.h"
 #include "thread_pool.h"
 
 namespace limelight::LIMELIGHT_ISA {
 
 struct Partition {
-    bool grouped;            // a unit is a key head with its whole group of query heads
-    int64_t group_size;      // query heads to a key head
-    int64_t units;           // a batch element has
-    int64_t query_begin;     // the first query of a head
-    int64_t queries;         // of a head
-    int64_t rows;            // a unit has
-    int64_t vectors;         // a unit has
-    int64_t tiles;           // a unit has, of three vectors
-    bool balanced;           // the last two tiles share four vectors, because one alone would remain
-    int64_t tiles_per_task;  // tiles that share what they convert of K and V
-    int64_t heads_abreast;   // heads that are computed side by side: 1, or all of them where they are compared
+    bool grouped;                 // a unit is a key head with its whole group of query heads
+    int64_t group_size;           // query heads to a key head
+    int64_t units;                // a batch element has
+    int64_t query_begin;          // the first query of a head
+    int64_t queries;              // of a head
+    int64_t rows;                 // a unit has
+    int64_t vectors;              // a unit has
+    int64_t tiles;                // a unit has
+    std::vector<int64_t> starts;  // the first rows of the tiles and their end, or empty: tiles of three vectors
+    bool balanced;                // the last two tiles share four vectors, because one alone would remain
+    int64_t tiles_per_task;       // tiles that share what they convert of K and V
+    int64_t heads_abreast;        // heads that are computed side by side: 1, or all of them where they are compared
     int64_t key_begin, key_end;
     int64_t chunk;  // keys in one task
     int64_t chunks;
@@ -46,18 +47,20 @@ constexpr int64_t kTilesPerTask = 8;
 // So few rows are computed with features in the lanes (decode.h).
 template <class C> bool is_decode(const Partition& c) { return c.rows < kWidth<C>; }
 
-template <class C> void set_queries(Partition& c, int64_t begin, int64_t end) {
+template <class C> void set_queries(const Problem& p, Partition& c, int64_t begin, int64_t end) {
     c.query_begin = begin;
     c.queries = end - begin;
     c.rows = c.grouped ? c.group_size * c.queries : c.queries;
     c.vectors = ceil_div(c.rows, kWidth<C>);
-    c.tiles = ceil_div(c.vectors, 3);
+    c.starts = c.grouped ? std::vector<int64_t>{} : tile_starts<C>(p, begin, end);
+    c.tiles = c.starts.empty() ? ceil_div(c.vectors, 3) : int64_t(c.starts.size()) - 1;
     c.balanced = c.tiles > 1 && c.vectors % 3 == 1;
 }
 
-// The first vector of a tile.
-inline int64_t tile_begin(const Partition& c, int64_t tile) {
-    return c.balanced && tile == c.tiles - 1 ? c.vectors - 2 : min(3 * tile, c.vectors);
+// The first of a unit's rows in a tile.
+template <class C> int64_t tile_begin(const Partition& c, int64_t tile) {
+    if (!c.starts.empty()) return c.starts[tile];
+    return min((c.balanced && tile == c.tiles - 1 ? c.vectors - 2 : 3 * tile) * kWidth<C>, c.rows);
 }
 
 // Cuts the keys into chunks of at least `shortest` until there are `enough` tasks.
@@ -75,7 +78,7 @@ template <class C> Partition partition(const Problem& p) {
     c.units = c.grouped ? p.Hkv : p.Hq;
     c.heads_abreast = 1;
     c.key_begin = 0, c.key_end = p.M;
-    set_queries<C>(c, 0, p.N);
+    set_queries<C>(p, c, 0, p.N);
     const bool decode = is_decode<C>(c);
     c.tiles_per_task = !decode && (copied<C>(p.k, decode) || copied<C>(p.v, decode)) ? kTilesPerTask : 1;
     // With few tasks, smaller ones keep all threads busy to the end.

@@ -18,6 +18,8 @@ template <class C> struct QueryTile {
     int64_t chain;  // features of a score that are summed in one chain
     SpanBounds span_bounds;
     const Row* rows;
+    Row* distinct;  // the rows with spans of their own
+    int distinct_count;
     C *q, *o, *m, *l;
     LogitBound<C>* bounds;  // by row, or null
 

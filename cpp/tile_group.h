@@ -16,6 +16,8 @@ template <class C> struct TileGroup {
     int64_t count;                 // of tiles
     QueryTile<C>* tiles;
     Row* rows;
+    Row* distinct;  // those with spans of their own
+    int distinct_count;
     C* s;           // a block of scores; a panel for each tile where heads are computed side by side
     int64_t panel;  // from one tile's scores to the next one's
     C *k, *v;       // copies of a block
@@ -31,6 +33,7 @@ template <class C> TileGroup<C> lay_out_group(const Problem& p, const Partition&
     TileGroup<C> y;
     y.tiles = arena.take<QueryTile<C>>(tiles);
     y.rows = arena.take<Row>(tiles * lanes);
+    y.distinct = arena.take<Row>(tiles * lanes);
     y.panel = c.heads_abreast > 1 ? kBlock * lanes : 0;
     y.s = arena.take<C>(kBlock * lanes * c.heads_abreast);
     y.k = arena.take<C>(kBlock * p.D);
@@ -64,24 +67,28 @@ template <class C> void load_queries(const Problem& p, int64_t batch, const Quer
 // Loads the queries of a task and empties their running sums.
 template <class C> void load_group(const Problem& p, const Partition& c, const Task& t, TileGroup<C>& y) {
     constexpr int W = kWidth<C>, lanes = kMaxLanes<C>;
-    y.first_row = tile_begin(c, t.tile) * W;
-    const int64_t rows = min(tile_begin(c, t.tile + t.tiles) * W, c.rows) - y.first_row;  // of one head
+    y.first_row = tile_begin<C>(c, t.tile);
+    const int64_t rows = tile_begin<C>(c, t.tile + t.tiles) - y.first_row;  // of one head
     y.row_count = rows * c.heads_abreast;
     y.count = t.tiles * c.heads_abreast;
+    y.distinct_count = 0;
     for (int64_t i = 0; i < y.count; ++i) {
         const int64_t side = i / t.tiles, tile = t.tile + i % t.tiles;
-        const int64_t a = tile_begin(c, tile), b = tile_begin(c, tile + 1);
-        Row* row = y.rows + side * rows + a * W - y.first_row;
+        const int64_t a = tile_begin<C>(c, tile), b = tile_begin<C>(c, tile + 1);
+        Row* row = y.rows + side * rows + a - y.first_row;
         QueryTile<C>& x = y.tiles[i];
-        x.vectors = int(b - a);
-        x.row_count = int(min(b * W, c.rows) - a * W);
+        x.row_count = int(b - a);
+        x.vectors = int(ceil_div(b - a, W));
         x.decode = is_decode<C>(c);
         x.in_cache = in_cache(p);
-        fill_rows(p, c, t.batch, t.unit + side, a * W, x.row_count, row);
+        fill_rows(p, c, t.batch, t.unit + side, a, x.row_count, row);
         x.kv = row[0].head / c.group_size;
         x.chain = score_chain<C>(c.rows, p.M, p.D);
         x.span_bounds = span_bounds(row, x.row_count, p.spans.count);
         x.rows = row;
+        x.distinct = y.distinct + y.distinct_count;
+        x.distinct_count = keep_distinct(row, x.row_count, p.spans.count, x.distinct);
+        y.distinct_count += x.distinct_count;
         x.q = y.q + i * lanes * p.D;
         x.o = y.o + i * lanes * p.Dv;
         x.m = y.m + i * 2 * lanes;
@@ -106,8 +113,8 @@ void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visi
     SpanBounds all = y.tiles[0].span_bounds;
     for (int64_t i = 1; i < y.count; ++i) all.join(y.tiles[i].span_bounds);
     for (Range run{t.begin, t.begin};;) {
-        run =
-            all.one_run() ? all.run(run.end, t.end) : next_run(y.rows, int(y.row_count), p.spans.count, run.end, t.end);
+        run = all.one_run() ? all.run(run.end, t.end)
+                            : next_run(y.distinct, y.distinct_count, p.spans.count, run.end, t.end);
         if (run.empty()) break;
         for (int64_t j = run.begin; j < run.end; j += step) {
             const Range block{j, min(j + step, run.end)};
@@ -117,8 +124,9 @@ void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visi
             Range keys{0, 0};
             for (int64_t i = 0; i < y.count; ++i) {
                 const QueryTile<C>& x = y.tiles[i];
-                const Visible seen = x.span_bounds.one_run() ? x.span_bounds.visible(block)
-                                                             : visible(x.rows, x.row_count, p.spans.count, block);
+                const Visible seen = x.span_bounds.one_run()
+                                         ? x.span_bounds.visible(block)
+                                         : visible(x.distinct, x.distinct_count, p.spans.count, block);
                 if (seen.keys.empty() ||
                     have_no_weight(p, t.batch, x.kv, x.rows, x.row_count, x.bounds, x.m, seen.keys))
                     continue;

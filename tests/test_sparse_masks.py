@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
+from tests.conftest import assert_sums_close, largest
 
 import limelight as ll
+from limelight.backends import native
 from limelight.core import reference
 from limelight.core.masks import Mask, Spans, lower_mask
 from limelight.core.masks.passes import plan
+from limelight.core.problem import AttentionSpec, Problem
 
 LAYOUT = torch.rand(4, 4, generator=torch.Generator().manual_seed(5)) > 0.5
 FLAGS = torch.rand(2, 11, generator=torch.Generator().manual_seed(7)) > 0.6
@@ -190,3 +195,52 @@ def test_dense_masks_skip_blocks_that_are_false() -> None:
     q, k, v = (torch.randn(2, H, n, 7) for _ in "qkv")
     for mask in (ll.Dense(allowed), ll.Dense(allowed) & ll.Causal(), ll.Dense(allowed) | ll.Window(2)):
         torch.testing.assert_close(ll.attention(q, k, v, mask=mask), reference.attention(q, k, v, mask=mask))
+
+
+def _of_blocks(N: int, M: int, block: int) -> Mask:
+    rows = -(-M // block)
+    return ll.Blocks(torch.rand(2, 1, rows, rows) > 0.6, block)
+
+
+TILED = [
+    ll.RandomBlocks(32, 2),
+    ll.RandomBlocks(7, 5),
+    ll.Causal() & (ll.Window(3) | ll.RandomBlocks(29, 2)),
+    ll.Window(5) | ll.Global([0, 71]),
+    ll.Documents(torch.arange(193) // 37),
+    ll.Strided(3),
+    *(functools.partial(_of_blocks, block=block) for block in (16, 23, 64)),
+]
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("mask", TILED, ids=str)
+@pytest.mark.parametrize(("N", "M"), [(193, 193), (131, 193)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tiles_that_begin_where_keys_change_equal_the_equation(
+    mask: Mask | Callable[[int, int], Mask], N: int, M: int, dtype: torch.dtype
+) -> None:
+    mask = mask if isinstance(mask, Mask) else mask(N, M)
+    tensors = [torch.randn(s, dtype=dtype) for s in ((2, 6, N, 11), (2, 3, M, 11), (2, 3, M, 5))]
+    dout = torch.randn(2, 6, N, 5, dtype=dtype)
+    results = []
+    for attend, kind in ((ll.attention, dtype), (reference.attention, torch.float64)):
+        q, k, v = (x.to(kind, copy=True).requires_grad_() for x in tensors)
+        out = attend(q, k, v, mask=mask)
+        results.append([out, *torch.autograd.grad(out, (q, k, v), dout.to(kind))])
+    for got, want in zip(*results, strict=True):
+        assert_sums_close(got, want, M, largest(want))
+    q, k, _ = (x.double() for x in tensors)
+    A = reference.steps(q, k, mask=mask).weights
+    W = ll.weights(*tensors[:2], mask=mask)
+    assert_sums_close(W.entropy(), torch.special.entr(A).sum(-1), M)
+    assert_sums_close(W.received(), A.sum(-2), N)
+
+
+def test_tiles_do_not_reach_over_blocks(isa: str) -> None:
+    n, block = 512, 64
+    q = torch.randn(1, 1, n, 8)
+    width = {"avx512": 16, "avx2": 8}.get(isa, 4)
+    for mask, lengths in ((ll.Blocks(torch.eye(8).flip(0) > 0, block), [block] * 8), (ll.Causal(), [n])):
+        cut = native.cut(Problem(q, q, AttentionSpec(mask=mask)), q)
+        assert cut.tasks // cut.chunks == sum(-(-length // width // 3) for length in lengths)

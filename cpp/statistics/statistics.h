@@ -77,7 +77,7 @@ template <class C> Partition partition_columns(const Problem& p, const Statistic
         c.units = c.tiles_per_task = 1;
         c.heads_abreast = p.Hq;
     }
-    set_queries<C>(c, s.window.query_begin, s.window.query_end);
+    set_queries<C>(p, c, s.window.query_begin, s.window.query_end);
     c.key_begin = s.window.key_begin, c.key_end = s.window.key_end;
     constexpr int64_t enough = 32;  // every chunk loads all queries, and has parts of its own
     split_keys(c, p.B * c.units, enough, 1024);

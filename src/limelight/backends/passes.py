@@ -1,15 +1,18 @@
 """Attention in several passes over disjoint pairs of queries and keys, merged by their log-sum-exp.
 
-For passes s with outputs ``o_s`` and log-sum-exps ``l_s``: ``l = log Σ exp(l_s)`` and ``o = Σ exp(l_s - l) o_s``. Every
-step can be differentiated, so the gradient of a pass is that of attention on its own queries and keys.
+Two passes with outputs ``o``, ``o'`` and log-sum-exps ``l``, ``l'`` make ``l + log(1 + exp(l' - l))`` and
+``o + (o' - o) sigmoid(l' - l)``. Every step can be differentiated, so the gradient of a pass is that of attention on
+its own queries and keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from limelight.core.masks import Spans
 from limelight.core.masks.passes import Pass, plan
@@ -17,6 +20,7 @@ from limelight.core.problem import Problem
 from limelight.core.tracing import has_subclass, is_traced
 
 Attend = Callable[[Problem, Tensor], tuple[Tensor, Tensor]]
+_LARGE = 40.0  # log(1 + exp(x)) is x from here on, in float64 as well
 
 
 def passes_of(p: Problem) -> list[Pass] | None:
@@ -40,39 +44,39 @@ def describe(p: Problem) -> str:
 def attention(p: Problem, v: Tensor, passes: Sequence[Pass], attend: Attend) -> tuple[Tensor, Tensor]:
     """Compute the output and the log-sum-exp of each row; ``attend`` computes those of a pass."""
     N = p.sizes.N
-    found = [(x.queries, *attend(_problem_of(p, x), _take(v, x.keys))) for x in passes]
-    if len(found) == 1 and p.sink is None:
-        queries, out, lse = found[0]
-        return _put(out, queries, N, 0.0), _put(lse, queries, N, -torch.inf)
-    lses = [_put(lse, queries, N, -torch.inf) for queries, _, lse in found]
-    if p.sink is not None:
-        lses.append((p.sink.to(lses[0].dtype)[:, None] / p.temperature).expand_as(lses[0]))
-    total, safe = _logsumexp(lses, len(found))
-    outs = [
-        _put(out.to(lse.dtype) * torch.exp(lse - _take(safe, queries))[..., None], queries, N, 0.0)
-        for queries, out, lse in found
-    ]
-    return _sum(outs).to(v.dtype), total
+    total: tuple[Tensor, Tensor] | None = None
+    for x in sorted(passes, key=lambda x: x.queries is not None and len(x.queries) < N):  # of all queries first
+        out, lse = attend(_problem_of(p, x), _take(v, x.keys))
+        out = out.to(lse.dtype)
+        if x.queries is None or len(x.queries) == N:
+            places = None if x.queries is None else _inverse(x.queries)
+            found = _take(out, places), _take(lse, places)
+            total = found if total is None else _merge(*total, *found)
+            continue
+        if total is None:
+            total = out.new_zeros(*out.shape[:2], N, out.shape[3]), lse.new_full((*lse.shape[:2], N), -torch.inf)
+        before = total[0].index_select(2, x.queries), total[1].index_select(2, x.queries)
+        rows = _merge(*before, out, lse)
+        total = _put(total[0], x.queries, rows[0]), _put(total[1], x.queries, rows[1])
+    assert total is not None
+    out, lse = total if p.sink is None else _join_sink(*total, p.sink.to(total[1].dtype)[:, None] / p.temperature)
+    return out.to(v.dtype), lse
 
 
-def _sum(parts: Sequence[Tensor]) -> Tensor:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+def _merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp over the keys of both; those without keys are 0 and −∞.
 
-
-def _logsumexp(lses: Sequence[Tensor], passes: int) -> tuple[Tensor, Tensor]:
-    """``log Σ exp`` of what may be −∞ everywhere, without NaN in its gradient; and the same with 0 for −∞.
-
-    A row of which no pass allows a key is −∞, with a sink as well.
+    No −∞ leads to a NaN, here or in the gradient.
     """
-    top = torch.stack([x.detach() for x in lses]).amax(0)
-    top = torch.where(top == -torch.inf, 0.0, top)
-    sums = _sum([torch.exp(x - top) for x in lses])
-    empty = _sum([(x.detach() != -torch.inf).int() for x in lses[:passes]]) == 0
-    safe = torch.where(empty, 0.0, top + torch.log(torch.where(empty, 1.0, sums)))
-    return torch.where(empty, -torch.inf, safe), safe
+    ahead = torch.where(other_lse == -torch.inf, -torch.inf, other_lse - lse)
+    total = torch.where(lse == -torch.inf, other_lse, lse + softplus(ahead, threshold=_LARGE))
+    return torch.lerp(out, other, torch.sigmoid(ahead)[..., None]), total
+
+
+def _join_sink(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    """Let the sink take its weight from the rows that have a key."""
+    total = torch.where(lse == -torch.inf, lse, lse + softplus(sink - lse, threshold=_LARGE))
+    return out * torch.sigmoid(lse - sink)[..., None], total
 
 
 def _problem_of(p: Problem, x: Pass) -> Problem:
@@ -81,11 +85,36 @@ def _problem_of(p: Problem, x: Pass) -> Problem:
 
 
 def _take(x: Tensor, places: Tensor | None) -> Tensor:
-    return x if places is None else x.index_select(2, places)
-
-
-def _put(x: Tensor, places: Tensor | None, N: int, fill: float) -> Tensor:
-    """Undo ``_take`` for queries; the others get ``fill``."""
     if places is None:
         return x
-    return x.new_full((*x.shape[:2], N, *x.shape[3:]), fill).index_copy(2, places, x)
+    if len(places) == x.shape[2]:
+        return _reorder(x, places, _inverse(places))
+    return x.index_select(2, places)
+
+
+class _Reorder(torch.autograd.Function):
+    """``x`` in another order, whose gradient is put back in order: quicker than the sum that torch makes of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(places, back)
+        return x.index_select(2, places)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        places, back = ctx.saved_tensors
+        return _reorder(gradient, back, places), None, None
+
+
+_reorder: Callable[[Tensor, Tensor, Tensor], Tensor] = _Reorder.apply
+
+
+def _inverse(places: Tensor) -> Tensor:
+    """The places of 0, 1, 2, … in a permutation."""
+    return torch.empty_like(places).scatter_(0, places, torch.arange(len(places)))
+
+
+def _put(x: Tensor, places: Tensor, rows: Tensor) -> Tensor:
+    """Replace some rows of ``x``, in place where no gradient is asked for."""
+    put = x.index_copy if x.requires_grad or rows.requires_grad else x.index_copy_
+    return put(2, places, rows)

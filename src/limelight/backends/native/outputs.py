@@ -135,4 +135,5 @@ class Cut(NamedTuple):
 def cut(p: Problem, v: Tensor) -> Cut:
     """Return how the forward pass of a problem is cut into tasks."""
     out = empty_output(p.q, v)
-    return Cut(*kernels.cut(Operands(p.lower(), p.q, p.sizes).problem(p.q, p.k, v, out)))
+    operands = Operands(p.lower(), p.q, p.sizes)  # owns the spans that the cut looks at
+    return Cut(*kernels.cut(operands.problem(p.q, p.k, v, out)))

@@ -33,7 +33,7 @@ from limelight.cli._bench import machine
 from limelight.cli._bench.measuring import best, best_when_steady, is_steady
 from limelight.models import checkpoint
 
-NEW, PROMPT = 64, 2048
+NEW, PROMPT, LONG = 64, 2048, 4096
 
 
 def pair(kind: Any, config: Any) -> tuple[Any, Any]:
@@ -87,6 +87,34 @@ def padded_batch() -> dict[str, Callable[[], Any]]:
     return calls
 
 
+def long_text(kind: Any, config: Any) -> dict[str, Callable[[], Any]]:
+    """One text of 4,096 tokens, of which Longformer's first is global."""
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = kind(config).eval()
+        theirs.save_pretrained(folder)
+        ours = models.load(folder)
+    ids = torch.randint(5, config.vocab_size, (1, LONG), generator=torch.Generator().manual_seed(1))
+    there, first = torch.ones_like(ids), torch.arange(LONG)[None] == 0
+    with_global = kind is hf.LongformerModel
+    mine = {"global_tokens": first} if with_global else {}
+    yours = {"global_attention_mask": first.long()} if with_global else {}
+    calls = {
+        "limelight": lambda: ours(ids, **mine),
+        "transformers": lambda: theirs(ids, attention_mask=there, **yours).last_hidden_state,
+    }
+    torch.testing.assert_close(calls["limelight"](), calls["transformers"](), rtol=1e-3, atol=1e-4)
+    return calls
+
+
+def longformer() -> Any:
+    return hf.LongformerConfig(num_hidden_layers=2, vocab_size=8192, max_position_embeddings=LONG + 2)
+
+
+def big_bird() -> Any:
+    return hf.BigBirdConfig(num_hidden_layers=2, vocab_size=8192, max_position_embeddings=LONG)
+
+
 def gpt2() -> Any:
     return hf.GPT2Config(n_embd=512, n_layer=6, n_head=8, vocab_size=8192, n_positions=4096)
 
@@ -110,6 +138,8 @@ CASES: dict[str, tuple[Callable[[], dict[str, Callable[[], Any]]], float]] = {
         2.0,
     ),
     "BERT, 6 × 384, 12 heads: 16 inputs of 20 to 128 tokens": (padded_batch, 1.2),
+    f"Longformer, 2 × 768, 12 heads: {LONG} tokens": (lambda: long_text(hf.LongformerModel, longformer()), 2.0),
+    f"BigBird, 2 × 768, 12 heads: {LONG} tokens": (lambda: long_text(hf.BigBirdModel, big_bird()), 2.0),
 }
 
 

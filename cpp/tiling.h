@@ -22,6 +22,13 @@ inline bool same_spans(const int32_t* a, const int32_t* b, int64_t count) {
     return a == b || !std::memcmp(a, b, 2 * count * sizeof(int32_t));
 }
 
+// By how many keys the bounds of two rows' spans differ in all: at least as many as different_keys.
+inline int64_t moved_keys(const int32_t* a, const int32_t* b, int64_t count) {
+    int64_t keys = 0;
+    for (int64_t i = 0; i < 2 * count; ++i) keys += a[i] < b[i] ? b[i] - a[i] : a[i] - b[i];
+    return keys;
+}
+
 // How many keys one of two rows has and the other has not.
 inline int64_t different_keys(const int32_t* a, const int32_t* b, int64_t count) {
     int64_t keys = 0;
@@ -96,7 +103,7 @@ inline std::vector<int64_t> jumps(const Problem& p, int64_t begin, int64_t end, 
     for (int64_t q = begin + 1; q < end; ++q)
         for (int64_t b = 0; b < batches; ++b) {
             const int32_t *now = spans_of(p, b, q), *before = now - 2 * count;
-            if (same_spans(now, before, count) || different_keys(now, before, count) < width) continue;
+            if (moved_keys(now, before, count) < width || different_keys(now, before, count) < width) continue;
             found.push_back(q);
             break;
         }

@@ -12,6 +12,7 @@ summation rounds more than n times, so the bound holds for every instruction set
 
 from __future__ import annotations
 
+import gc
 import os
 
 # Workers share the cores: a thread that waits by spinning, as those of OpenMP do, takes them from the others. Read when
@@ -206,6 +207,19 @@ def assert_sums_close(got: Tensor, want: Tensor, terms: float, size: float | Non
     if got.dtype.itemsize == 2:
         bound += EPS[got.dtype] * size  # both sides are stored in halves
     assert_within(got, want, bound)
+
+
+def bytes_of_tensors() -> int:
+    """Return how many bytes all tensors of the process hold."""
+    gc.collect()
+    return sum(map(_bytes, (x for x in gc.get_objects() if type(x) is Tensor)))
+
+
+def _bytes(x: Tensor) -> int:
+    try:
+        return x.untyped_storage().nbytes()
+    except NotImplementedError:  # left by a test of torch.func, without memory of its own
+        return 0
 
 
 def need(tool: str) -> str:

@@ -103,6 +103,25 @@ def test_a_missed_goal_and_an_unsteady_ratio_are_marked() -> None:
     assert cells[4].endswith("(85%) ✗")
 
 
+def test_a_pair_of_a_sparse_pattern_is_held_against_the_window() -> None:
+    rows = {"sparse: window, n=8": (8, 16), "sparse: strided, n=8": (3, 4), "sparse: blocks of 2, n=8": (6, 8)}
+    results = [
+        {"case": name, "threads": 1, "pairs": pairs, "milliseconds": {"limelight": ms}}
+        for name, (ms, pairs) in rows.items()
+    ]
+    table = report.sparse_table(results, 1)
+    assert table is not None
+    assert list(table.columns[2]._cells) == ["1.00", "1.50 ✗", "1.50 ✗"]
+    assert report.sparse_table(results[1:], 1) is None
+
+
+def test_sparse_cases_allow_a_twentieth_of_the_pairs() -> None:
+    cases = [case for case in all_cases() if case.sparse is not None]
+    assert len(cases) == 7
+    for case in cases:
+        assert case.pairs() / (2 * 8192**2) == pytest.approx(0.05, abs=0.004), case.name
+
+
 def test_machines_side_by_side() -> None:
     files = sorted((Path(__file__).parents[1] / "benchmarks" / "results").glob("[!m]*.json"))
     machines = [json.loads(file.read_text(encoding="utf-8")) for file in files]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tests.conftest import bytes_of_tensors
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -205,26 +205,13 @@ def test_maps_of_the_words_are_the_sum_over_steps_layers_and_resolutions(name: s
         found.words(["a"] * 8)
 
 
-def held() -> int:
-    """Return how many bytes all tensors of the process hold."""
-    gc.collect()
-    return sum(map(_bytes, (x for x in gc.get_objects() if type(x) is Tensor)))
-
-
-def _bytes(x: Tensor) -> int:
-    try:
-        return x.untyped_storage().nbytes()
-    except NotImplementedError:  # left by a test of torch.func, without memory of its own
-        return 0
-
-
 def test_memory_does_not_grow_with_the_steps() -> None:
     model, inputs = unet()
     after = []
     with torch.no_grad(), prompt_maps(model):
         for step in range(1, 5):
             model(**inputs(step))
-            after.append(held())
+            after.append(bytes_of_tensors())
     assert after[0] == after[1] == after[-1]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import limelight as ll
 from limelight import models
+from limelight.models.big_bird import window_and_global
 
 WIDTHS: dict[str, Any] = {
     "hidden_size": 40,
@@ -74,6 +76,37 @@ def test_big_bird(kind: Any, lengths: list[int], tmp_path: Path) -> None:
         want = theirs(ids, attention_mask=real.long())[0]
         got = ours(ids, mask=ll.Padding(real.sum(1)))
     torch.testing.assert_close(got[real], want[real], atol=1e-4, rtol=1e-4)
+
+
+def test_random_blocks_of_transformers_in_training() -> None:
+    """In training mode transformers draws blocks from numpy's generator, seeded by the number of the layer."""
+    blocks, block, random, heads = 19, 7, 2, 5
+    config = hf.BigBirdConfig(**WIDTHS, block_size=block, num_random_blocks=random)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    model = hf.BigBirdModel(config).train()
+    seen: list[tuple[Tensor, Tensor]] = []
+    for layer in model.encoder.layer:
+        layer.attention.self.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output[0])))
+    n = blocks * block
+    with torch.no_grad():
+        model(torch.randint(5, 97, (2, n)))
+    assert len(seen) == 3
+    for number, (x, want) in enumerate(seen):
+        attention = model.encoder.layer[number].attention.self
+        np.random.seed(number)  # noqa: NPY002
+        sizes, counts = attention._get_rand_attn_plan(n, block, random)
+        chosen = attention._bigbird_block_rand_mask_with_head(n, n, block, block, heads, sizes, counts)
+        layout = window_and_global(blocks).expand(heads, -1, -1).clone()
+        for head in range(heads):
+            layout[head, torch.arange(1, blocks - 1)[:, None], torch.as_tensor(chosen[head]).long()] = True
+        assert (layout[:, 1:-1].sum(-1) > 5).any(), "random blocks beside the others"
+        with torch.no_grad():
+            q, k, v = (
+                project(x).unflatten(-1, (heads, -1)).transpose(1, 2)
+                for project in (attention.query, attention.key, attention.value)
+            )
+            got = ll.attention(q, k, v, mask=ll.Blocks(layout[None], block)).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
 def test_big_bird_in_full(tmp_path: Path) -> None:

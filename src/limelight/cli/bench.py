@@ -79,7 +79,7 @@ def _measure(quick: bool, threads: list[int], wanted: str, with_peers: bool) -> 
 def _show(measured: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from limelight.cli._bench.report import machine_lines, results_table
+    from limelight.cli._bench.report import machine_lines, results_table, sparse_table
 
     console = Console(width=None if Console().is_terminal else 160)
     for line in machine_lines(measured):
@@ -87,6 +87,9 @@ def _show(measured: dict[str, Any]) -> None:
     results = measured["results"]
     for threads in dict.fromkeys(r["threads"] for r in results):
         console.print(results_table(results, threads))
+        patterns = sparse_table(results, threads)
+        if patterns is not None:
+            console.print(patterns)
     absent = {name: reason for r in results for name, reason in r["left out"].items()}
     for name, reason in absent.items():
         console.print(f"left out: {name}: {reason}", highlight=False, markup=False)

@@ -34,6 +34,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     scores: int | None = None  # how many of the scores of a head are needed; all unless given
     peers: bool = False  # the peers can compute it too
+    sparse: Mask | None = None  # a pattern that FlexAttention can compute, too, with a mask of blocks
     causal: bool = False
     goal: float = 1.0  # the ratio to SDPA to reach
     share: float | None = None  # the share of the machine's limit to reach
@@ -48,11 +49,15 @@ class Case:
         q, k, v = (torch.randn(s, generator=g).to(self.dtype) for s in shapes)
         return q, k, v
 
+    def pairs(self) -> int:
+        """Return how many pairs of a query and a key there are, over all heads."""
+        B, Hq, _, N, M, _ = self.sizes
+        return B * Hq * (N * M if self.scores is None else self.scores)
+
     def flops(self) -> float:
         """Return the floating-point operations of the products: two forward, five more backward."""
-        B, Hq, _, N, M, D = self.sizes
         products = 7 if self.training else 2
-        return products * 2.0 * D * B * Hq * (N * M if self.scores is None else self.scores)
+        return products * 2.0 * self.sizes[-1] * self.pairs()
 
     def bytes(self) -> float:
         """Return the size of K and V."""
@@ -87,20 +92,26 @@ def forward_cases() -> list[Case]:
 def sparse_cases() -> list[Case]:
     """Return sparse patterns of about 5% of the pairs, after a window of that density with which they compare."""
     n = 8192
+
+    def random(block: int, count: int) -> Mask:
+        return ll.Blocks(ll.RandomBlocks(block, count).layout(n), block)
+
     masks: dict[str, Mask] = {
         "window": ll.Window(205),
         "strided": ll.Strided(20),
-        "dilated": ll.Dilated(103, 4),
-        "blocks of 32": ll.RandomBlocks(32, 13),
-        "blocks of 64": ll.RandomBlocks(64, 6),
-        "blocks of 128": ll.RandomBlocks(128, 3),
+        "dilated": ll.Dilated(212, 4),
+        "causal, window and stride": ll.Causal() & (ll.Window(320) | ll.Strided(50)),
+        "blocks of 32": random(32, 13),
+        "blocks of 64": random(64, 6),
+        "blocks of 128": random(128, 3),
     }
 
     def case(name: str, mask: Mask) -> Case:
         spans = mask.lower(n, n).spans
         assert spans is not None
         pairs = int((spans[..., 1] - spans[..., 0]).sum())
-        return Case(f"sparse: {name}, n={n}", (1, 2, 2, n, n, 64), lambda: _masked(mask, n), scores=pairs, goal=10)
+        sizes: Sizes = (1, 2, 2, n, n, 64)
+        return Case(f"sparse: {name}, n={n}", sizes, lambda: _masked(mask, n), scores=pairs, goal=10, sparse=mask)
 
     return [case(name, mask) for name, mask in masks.items()]
 

@@ -79,9 +79,9 @@ def contestants(case: Case, threads: int, with_peers: bool) -> tuple[dict[str, C
     if case.training:
         leaves = [x.requires_grad_() for x in (q, k, v)] + options.learned
         return {name: with_backward(call, leaves) for name, call in calls.items()}, {}
-    if not (case.peers and with_peers):
+    if not ((case.peers or case.sparse is not None) and with_peers):
         return calls, {}
-    others, absent = peers.available(q, k, v, causal=case.causal, threads=threads)
+    others, absent = peers.available(q, k, v, causal=case.causal, threads=threads, sparse=case.sparse)
     return calls | others, absent
 
 
@@ -110,6 +110,7 @@ def run(case: Case, threads: int, seconds: float, with_peers: bool) -> dict[str,
     return {
         "case": case.name,
         "threads": threads,
+        "pairs": case.pairs(),
         "dtype": str(case.dtype).removeprefix("torch."),
         "milliseconds": {name: t * 1e3 for name, t in times.items()},
         "ratio": times["SDPA"] / mine,

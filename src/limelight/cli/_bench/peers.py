@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from limelight.core.masks import Causal, Mask
+
 
 def available(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, threads: int
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, threads: int, sparse: Mask | None = None
 ) -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
-    """Return calls that compute softmax(q kᵀ / √d) v, by name, and why a peer that is absent or fails is left out."""
-    calls, absent = {}, {}
-    for name, make in (("FlexAttention", _flex), ("ONNX Runtime", _onnxruntime), ("OpenVINO", _openvino)):
+    """Return calls that compute softmax(q kᵀ / √d) v, by name, and why a peer that is absent or fails is left out.
+
+    A ``sparse`` pattern is for FlexAttention alone.
+    """
+    calls: dict[str, Callable[[], object]] = {}
+    absent: dict[str, str] = {}
+    makers: dict[str, Callable[..., Callable[[], object]]]
+    makers = {"FlexAttention": _flex, "ONNX Runtime": _onnxruntime, "OpenVINO": _openvino}
+    if sparse is not None:
+        makers = {"FlexAttention": partial(_flex, sparse=sparse)}
+    for name, make in makers.items():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -30,17 +41,18 @@ def available(
     return calls, absent
 
 
-def _flex(q: Tensor, k: Tensor, v: Tensor, causal: bool, threads: int) -> Callable[[], object]:
+def _flex(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, threads: int, sparse: Mask | None = None
+) -> Callable[[], object]:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+    N, M = q.shape[2], k.shape[2]
+    pattern = Causal() if causal else sparse
+    mask: Any = None
+    if pattern is not None:
+        mask = create_block_mask(lambda b, h, i, j: pattern.allows(i, j, N, M), None, None, N, M, device="cpu")
     torch._dynamo.reset()
     compiled: Any = torch.compile(flex_attention)
-    N, M = q.shape[2], k.shape[2]
-
-    def rule(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return i >= j
-
-    mask = create_block_mask(rule, None, None, N, M, device="cpu") if causal else None
     return lambda: compiled(q, k, v, block_mask=mask)
 
 

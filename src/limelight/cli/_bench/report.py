@@ -45,6 +45,26 @@ def _share(r: Result) -> str:
     return f"{r['share']:.0%} of {'peak' if r['limit'] == 'arithmetic' else 'bandwidth'}{goal}"
 
 
+SPARSE = "sparse: "
+PER_PAIR = 1.4  # times what a pair costs under a window
+
+
+def sparse_table(results: list[Result], threads: int) -> Table | None:
+    """Return what an allowed pair costs under sparse patterns, beside a window of the same density."""
+    found = [r for r in results if r["threads"] == threads and r["case"].startswith(SPARSE)]
+    per_pair = {r["case"]: r["milliseconds"]["limelight"] * 1e6 / r["pairs"] for r in found}
+    window = next((x for case, x in per_pair.items() if case.startswith(f"{SPARSE}window")), None)
+    if window is None or len(found) < 2:
+        return None
+    out = Table(title=f"{threads} thread{'s' if threads > 1 else ''}: nanoseconds for an allowed pair")
+    out.title_justify = "left"
+    for name in ("case", "limelight", f"times the window's ({PER_PAIR:g})"):
+        out.add_column(name, justify="left" if name == "case" else "right")
+    for case, x in per_pair.items():
+        out.add_row(case, f"{x:.2f}", f"{x / window:.2f}{' ✗' if x > PER_PAIR * window else ''}")
+    return out
+
+
 def machine_lines(machine: dict[str, Any]) -> list[str]:
     """Return the machine in a few lines: CPU, instruction set, peak and bandwidth by size."""
     lines = [f"{machine['cpu']}, {machine['cores']} cores, {machine['isa']}; torch {machine['torch']}"]

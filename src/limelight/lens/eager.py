@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -30,19 +30,21 @@ class _InterceptAttention(TorchFunctionMode):
     heads, it is attention if its result is then multiplied with values, perhaps after dropout.
 
     Args:
-        current_module: returns the innermost module that is running, ``nn.Softmax`` apart.
+        running: the model, and those of its modules that are running, the innermost last.
         recorder: records and edits the weights.
         computes: compute the calls of SDPA here, and not only those that are edited.
 
     """
 
-    def __init__(self, current_module: Callable[[], nn.Module], recorder: Recorder, computes: bool = False) -> None:
+    def __init__(self, running: list[nn.Module], recorder: Recorder, computes: bool = False) -> None:
         super().__init__()
-        self.current_module, self.recorder, self.computes = current_module, recorder, computes
+        self.running, self.recorder, self.computes = running, recorder, computes
         self._candidates: dict[int, tuple[Tensor, nn.Module, Tensor]] = {}  # by id: the tensor, its module, the weights
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if len(self.running) == 1 and any(len(other.running) > 1 for other in _active):
+            return func(*args, **kwargs)  # of another model that is watched
         if func is functional.scaled_dot_product_attention and (self.computes or self.recorder.editors):
             return self._computed_sdpa(*args, **kwargs)
         out = func(*args, **kwargs)
@@ -65,6 +67,10 @@ class _InterceptAttention(TorchFunctionMode):
             self.recorder.add(self.current_module(), _sdpa_weights(*args, **kwargs))
         return out
 
+    def current_module(self) -> nn.Module:
+        """Return the innermost module that is running, ``nn.Softmax`` apart."""
+        return next(m for m in reversed(self.running) if type(m) is not nn.Softmax)
+
     def _edited(self, result: Tensor, four: Tensor, module: nn.Module) -> Tensor:
         """Record weights, given as they are and with four axes, and return what they are edited to."""
         edited = self.recorder.edit_dense(module, Weights.from_dense(four))
@@ -81,6 +87,9 @@ class _InterceptAttention(TorchFunctionMode):
             self.current_module(), q, k, v, dropout=dropout, mask=spec.mask, bias=spec.bias, scale=spec.scale
         )
         return out if four else out[:, 0]
+
+
+_active: list[_InterceptAttention] = []  # of all models that are watched now
 
 
 def _count_heads(module: nn.Module) -> int:
@@ -137,6 +146,8 @@ def intercept_attention(model: nn.Module, recorder: Recorder, computes: bool = F
         for module in model.modules():
             stack.callback(module.register_forward_pre_hook(enter).remove)
             stack.callback(module.register_forward_hook(leave, always_call=True).remove)
-        current = lambda: next(m for m in reversed(running) if type(m) is not nn.Softmax)  # noqa: E731
-        stack.enter_context(_InterceptAttention(current, recorder, computes))
+        interceptor = _InterceptAttention(running, recorder, computes)
+        _active.append(interceptor)
+        stack.callback(_active.remove, interceptor)
+        stack.enter_context(interceptor)
         yield

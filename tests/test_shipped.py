@@ -116,6 +116,38 @@ def test_numbers_and_names_are_kept(translator: Translator, english: str, kept: 
     assert not found.sentences[0].changes
 
 
+@pytest.mark.parametrize(
+    ("english", "kept"),
+    [
+        ("January is my sister.", "January"),
+        ("June called me yesterday.", "June"),
+        ("Rose works in Paris.", "Rose"),
+        ("I saw Mark yesterday.", "Mark"),
+        ("I was born in the 1980s.", "années 1980"),
+        ("He lived in the 90s.", "années 90"),
+        ("He finished 3rd.", "3e"),
+        ("I live on the 5th floor.", "5e étage"),
+        ('"Where is Tom?" asked Mary.', '"Où est Tom ?" Mary a demandé.'),
+    ],
+)
+def test_first_names_ordinals_decades_and_speakers_are_kept(translator: Translator, english: str, kept: str) -> None:
+    found = translator(english)
+    assert kept in re.sub(r"\s", " ", found.text)
+    assert not any(sentence.changes for sentence in found.sentences)
+
+
+def test_words_that_are_names_elsewhere_are_translated(translator: Translator) -> None:
+    assert translator("Summer is over.").text == "L'été est fini."
+    assert translator("I was born in May.").text == "Je suis né en mai."
+
+
+def test_a_number_in_words_that_is_lost_is_noted(translator: Translator) -> None:
+    (sentence,) = translator.score("He has two cats and twelve dogs.", "Il a deux chats et un chien.").sentences
+    assert sentence.changes == ["twelve is missing"]
+    noted = translator.score("He finished 3rd in the 1980s.", "Il a fini 3 en 1980.").notes
+    assert [note.split(":")[0] for note in noted] == ["the ordinal 3rd became 3", "the decade 1980s became 1980"]
+
+
 def test_quotation_marks_are_kept_or_noted(translator: Translator) -> None:
     assert len(re.findall('["«»]', translator('"I love you."').text)) == 2
     found = translator('He said, "I love you."')

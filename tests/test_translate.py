@@ -20,12 +20,13 @@ from safetensors.torch import load_file
 from limelight import models, translate
 from limelight.cli import main
 from limelight.models.generation import beam_hypotheses
-from limelight.translate import Pair, Recipe, display, stand_ins, training, vocabulary
+from limelight.translate import Pair, Recipe, display, ordinals, stand_ins, training, vocabulary
 from limelight.translate.augmentation import Augmenter
 from limelight.translate.copying import Phrase, changes, phrases, whole_names
 from limelight.translate.data import Batch, batches, padded
 from limelight.translate.defaults import advice_on, choices_for
 from limelight.translate.distillation import own_pairs
+from limelight.translate.first_names import read_as_names
 from limelight.translate.numerals import numbers
 from limelight.translate.quotes import without_marks
 from limelight.translate.search import PhraseSearch
@@ -703,6 +704,40 @@ def test_speech_and_speaker_are_apart() -> None:
     assert pieces('"A" and "B," he said.') == ['"A" and "B," he said.']
     for text in ('She asked, "Where?"', '"Here," he said.'):
         assert "".join(piece.text + piece.after for piece in split(text, lambda _: True)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("January is my sister.", ["January"]),
+        ("January is the first month.", []),
+        ("Will is my brother, and will you come?", ["Will"]),
+        ("Will this do?", []),
+        ("May I come in May?", []),
+        ("I met Rose and April in April.", ["Rose"]),  # after "and", a month is as likely
+        ("Autumn is my favorite season.", []),
+        ("We were there on Christmas Eve.", []),
+        ("His birthday is August 21st.", []),
+    ],
+)
+def test_first_names_are_told_from_words(text: str, names: list[str]) -> None:
+    assert read_as_names(text) == names
+
+
+@pytest.mark.parametrize(
+    ("english", "french", "lost"),
+    [
+        ("He came on May 5th.", "Il vint le 5 mai.", []),
+        ("He came on the 3rd.", "Il vint le 3.", []),
+        ("They live on the 12th floor.", "Ils vivent au douzième étage.", []),
+        ("a church of the 17th century", "une église du XVIIe siècle", []),
+        ("They live on the 12th floor.", "Ils ont 12 étages.", ["the ordinal 12th became 12"]),
+        ("the 1970s", "les années soixante-dix", []),
+        ("the 1970s", "ce temps", ["the decade 1970s is missing"]),
+    ],
+)
+def test_ordinals_and_decades(english: str, french: str, lost: list[str]) -> None:
+    assert ordinals.lost(english, french) == lost
 
 
 def test_one_pair_of_quotation_marks_inside() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from limelight.translate import number_words, ordinals
+from limelight.translate.first_names import read_as_names
 from limelight.translate.numerals import NUMBER, in_french, numbers
 
 WORDS = "words.txt"  # in a model's folder: the English words that it knows, which are no names to copy
@@ -38,14 +40,15 @@ def names(text: str, known: frozenset[str] | None) -> list[str]:
     >>> names("Yesterday Zelda met Mr. Okonkwo.", frozenset({"yesterday", "met"}))
     ['Zelda', 'Okonkwo']
     """
-    found = (word for word in _WORD.findall(text) if _is_name(word, known))
+    first_names = read_as_names(text)
+    found = (word for word in _WORD.findall(text) if _is_name(word, known, first_names))
     return list(dict.fromkeys(found))
 
 
-def _is_name(word: str, known: frozenset[str] | None) -> bool:
+def _is_name(word: str, known: frozenset[str] | None, first_names: Sequence[str]) -> bool:
     if known is None or len(word) < 2 or not word[0].isupper():
         return False
-    return word.lower() not in known and word.lower() not in _TITLES
+    return word in first_names or (word.lower() not in known and word.lower() not in _TITLES)
 
 
 def whole_names(text: str, known: frozenset[str] | None) -> list[str]:
@@ -59,11 +62,12 @@ def whole_names(text: str, known: frozenset[str] | None) -> list[str]:
     addresses = ADDRESS.findall(text)
     found = _WORDS.finditer(ADDRESS.sub("\n", text))
     split = (re.split(r"([ '-])", run[0]) for run in found)
+    first_names = read_as_names(text)
     wholes: list[str] = []
     for parts in split:
         whole = ""
         for n in range(0, len(parts), 2):
-            if not _is_name(parts[n], known):
+            if not _is_name(parts[n], known, first_names):
                 wholes.append(whole)
                 whole = ""
             else:
@@ -103,6 +107,7 @@ def changes(source: str, target: str, known: frozenset[str] | None) -> list[str]
     found = [f"the number {a} became {b}" for a, b in zip(lost.elements(), new.elements(), strict=False)]
     found += [f"the number {number} is missing" for number in list(lost.elements())[new.total() :]]
     found += [f"the number {number} was added" for number in list(new.elements())[lost.total() :]]
+    found += [*ordinals.lost(source, target), *number_words.lost(source, target)]
     found += [f"the address {address} is missing" for address in ADDRESS.findall(source) if address not in target]
     written = set(_WORD.findall(target))
     found += [f"the name {name} is missing" for name in names(source, known) if name not in written]

@@ -16,6 +16,8 @@ from pathlib import Path
 from limelight.translate.data import Pair
 from limelight.translate.french import MONTHS, clock, put_name
 from limelight.translate.numerals import NUMBER, in_french
+from limelight.translate.ordinals import ORDINAL, is_day
+from limelight.translate.ordinals import in_french as ordinal_in_french
 
 NAMES = "names.json"  # in a model's folder
 
@@ -76,6 +78,7 @@ def put_back(text: str, chosen: dict[str, str]) -> str:
 _IN_WORDS = (("thirty", "trente"), ("fifty", "cinquante"), ("forty", "quarante"), ("sixty", "soixante"))
 _YEARS = ("2013", "2003", "2012")
 _FREE = re.compile(rf"(?<![\w$€£.,:/-])([$€£]?)({NUMBER.pattern})(?![\w%:/-]|[.,]\d)")
+_PLACES = (("third", "troisième"), ("second", "deuxième"))
 _CURRENCIES = {"$": " dollars", "€": " euros", "£": " pounds", "": ""}
 
 
@@ -94,6 +97,7 @@ def numbers_put_in(text: str) -> tuple[str, dict[str, str]] | None:
     ("He came on Monday at seven o'clock.", {'lundi': 'le 3 mai 1998', 'sept heures': "4 h 15 de l'après-midi"})
     """
     words, years, clocks, days = iter(_IN_WORDS), iter(_YEARS), iter(_CLOCKS), iter(_DAYS)
+    places = iter(_PLACES)
     back: dict[str, str] = {}
 
     def date(found: re.Match[str]) -> str:
@@ -117,8 +121,15 @@ def numbers_put_in(text: str) -> tuple[str, dict[str, str]] | None:
         back[french] = in_french(digits)
         return english + _CURRENCIES[sign]
 
+    def ordinal(found: re.Match[str]) -> str:
+        if is_day(found):
+            return found[0]
+        english, french = next(places, ("", ""))
+        back[french] = ordinal_in_french(found[1])
+        return english
+
     changed = _CLOCK.sub(time, _DATE.sub(date, text))
-    changed = _FREE.sub(number, changed)
+    changed = _FREE.sub(number, ORDINAL.sub(ordinal, changed))
     if not back or "" in back or any(digits not in back for digits in re.findall(r"\d+", changed)):
         return None
     return None if any(known in text for known in back) else (changed, back)
@@ -127,7 +138,8 @@ def numbers_put_in(text: str) -> tuple[str, dict[str, str]] | None:
 def numbers_put_back(text: str, back: dict[str, str]) -> str:
     """A French text with the numbers that it ought to have; a number that it does not have once is left."""
     for known, number in back.items():
-        found = list(re.finditer(rf"(?<![\w-])(?:le )?{known}(?![\w-])", text, re.IGNORECASE))
+        article = "" if known in dict(_PLACES).values() else "(?:le )?"
+        found = list(re.finditer(rf"(?<![\w-]){article}{known}(?![\w-])", text, re.IGNORECASE))
         if len(found) == 1:
             begin, end = found[0].span()
             new = number[0].upper() + number[1:] if found[0][0][0].isupper() else number

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from importlib.resources import files
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 
 import torch
@@ -28,12 +28,14 @@ from limelight.translate.copying import (
     whole_names,
 )
 from limelight.translate.data import padded
+from limelight.translate.first_names import read_as_names
 from limelight.translate.numerals import NUMBER
+from limelight.translate.ordinals import with_decades
 from limelight.translate.plan import Part, Plan, shown
 from limelight.translate.quotes import with_marks, without_marks
 from limelight.translate.results import Sentence, Translation
 from limelight.translate.search import PhraseSearch
-from limelight.translate.sentences import split
+from limelight.translate.sentences import split, subject_first
 from limelight.translate.stand_ins import StandIns, numbers_put_back, numbers_put_in, put_back, put_in
 from limelight.translate.stand_ins import read as read_stand_ins
 
@@ -122,6 +124,7 @@ class Translator:
         pieces = split(text, lambda part: self._length(part) <= _LONGEST)
         for piece, following in zip_longest(pieces, pieces[1:]):
             before, inside, after = self._edges(piece.text)
+            inside = subject_first(inside) if piece.goes_on else inside
             loud = inside.isupper() and len(inside) > _LOUD  # of which the model has hardly seen any, either
             inside = inside.capitalize() if loud else inside
             strange = self._strange(inside)
@@ -197,7 +200,9 @@ class Translator:
     def _may_be_small(self, text: str) -> bool:
         """Tells whether the first word is a known one with a capital that it has from its place only."""
         first = re.match(r"[^\W\d_]+", text)
-        return first is not None and first[0] != "I" and self.words is not None and first[0].lower() in self.words
+        if first is None or first[0] == "I" or first[0] in read_as_names(text):
+            return False
+        return self.words is not None and first[0].lower() in self.words
 
     def _read(self, texts: list[str], beams: int) -> list[Sentence]:
         ids = vocabulary.encode(self.tokenizer, texts)
@@ -229,7 +234,8 @@ class Translator:
         if not lost(target):
             return target
         best = target
-        for other in self._others(text, source, beams):
+        for found in chain([target], self._others(text, source, beams)):
+            other = self._encoded(found[0], with_decades(text, self.tokenizer.decode(found)))
             best = other if lost(other) < lost(best) else best
             if not lost(best):
                 break
@@ -244,7 +250,7 @@ class Translator:
         target = self._kept(quote.text, source, self._generated([source], beams)[0], beams)
         sentence = self._sentence(quote.text, source, target, [0.0] * len(target))
         marked = with_marks(quote, sentence)
-        return None if marked is None else [target[0], *vocabulary.encode(self.tokenizer, [marked])[0]]
+        return None if marked is None else self._encoded(target[0], marked)
 
     def _lost(self, text: str, target: list[int]) -> list[str]:
         """Numbers and names that a translation does not keep."""
@@ -279,7 +285,11 @@ class Translator:
     def _restored(self, target: list[int], chosen: dict[str, str], numbers: dict[str, str]) -> list[int]:
         """A translation with the real names and numbers, as tokens."""
         text = put_back(numbers_put_back(self.tokenizer.decode(target), numbers), chosen)
-        return [target[0], *vocabulary.encode(self.tokenizer, [text])[0]]
+        return self._encoded(target[0], text)
+
+    def _encoded(self, first: int, text: str) -> list[int]:
+        """A translation as tokens, which begin with ``first``."""
+        return [first, *vocabulary.encode(self.tokenizer, [text])[0]]
 
     def _generated(self, ids: list[list[int]], beams: int) -> list[list[int]]:
         source, lengths = padded(ids, self._padding)

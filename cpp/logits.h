@@ -134,15 +134,32 @@ template <class C> void mask_dense(const Block<C>& b, C* scratch) {
 }
 
 // Key j of the block is allowed to a lane where begin ≤ j < end for one of its spans. Relative to
-// the block these are small whole numbers, exact in floating point. Only the keys of `partial` differ.
+// the block these are small whole numbers, exact in floating point. Only the keys of `partial` differ. Of many
+// spans, as of strides, only those are looked at that meet them.
 template <class C> void mask_spans(const Block<C>& b, Range partial, C* scratch) {
-    const int64_t spans = b.p.spans.count;
-    for (int64_t s = 0; s < spans; ++s) {
-        C *begin = scratch + 2 * s * b.lanes, *end = begin + b.lanes;
-        for (int r = 0; r < b.lanes; ++r) {
-            const int32_t* span = b.rows[min(r, b.row_count - 1)].spans + 2 * s;
-            begin[r] = C(min(max(span[0] - b.first, 0), b.n));
-            end[r] = C(min(max(span[1] - b.first, 0), b.n));
+    constexpr int64_t few = 4;
+    const int64_t count = b.p.spans.count;
+    const auto spans_of_lane = [&](int r) { return b.rows[min(r, b.row_count - 1)].spans; };
+    const auto first_of = [&](const int32_t* of_row) {
+        return count <= few ? 0 : first_span(of_row, count, partial.begin);
+    };
+    int64_t spans = count <= few ? count : 0;  // of the row with the most
+    for (int r = 0; count > few && r < b.row_count; ++r) {
+        const int32_t* of_row = spans_of_lane(r);
+        const int64_t first = first_of(of_row);
+        int64_t s = first;
+        while (s < count && of_row[2 * s] < partial.end) ++s;
+        spans = max(spans, s - first);
+    }
+    for (int r = 0; r < b.lanes; ++r) {
+        const int32_t* of_row = spans_of_lane(r);
+        const int64_t first = first_of(of_row);
+        for (int64_t s = 0; s < spans; ++s) {
+            C *begin = scratch + 2 * s * b.lanes + r, *end = begin + b.lanes;
+            const bool has = first + s < count;
+            const int32_t* span = of_row + 2 * (has ? first + s : 0);
+            *begin = has ? C(min(max(span[0] - b.first, 0), b.n)) : C(0);
+            *end = has ? C(min(max(span[1] - b.first, 0), b.n)) : C(0);
         }
     }
     for (int64_t j = partial.begin - b.first; j < partial.end - b.first; ++j)

@@ -72,27 +72,37 @@ inline SpanBounds span_bounds(const Row* rows, int n, int64_t spans) {
     return x;
 }
 
+// Of a row's spans the first that ends behind `key`; spans are sorted, the empty ones last.
+LIMELIGHT_INLINE int64_t first_span(const int32_t* spans, int64_t count, int64_t key) {
+    if (count <= 8) {
+        int64_t s = 0;
+        while (s < count && spans[2 * s + 1] <= key) ++s;
+        return s;
+    }
+    int64_t low = 0, high = count;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (spans[2 * middle + 1] <= key) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
 // The first maximal run of keys at or after `from` in which every key is allowed to some row: what
 // lies between two runs is never computed. Spans are sorted, so a row's later spans only extend it.
 inline Range next_run(const Row* rows, int n, int64_t spans, int64_t from, int64_t end) {
     if (!rows[0].spans) return {from, end};
     int64_t begin = end;
-    for (int r = 0; r < n; ++r)
-        for (int64_t s = 0; s < spans; ++s) {
-            const int64_t a = rows[r].spans[2 * s], b = rows[r].spans[2 * s + 1];
-            if (b > a && b > from) {
-                begin = min(begin, max(a, from));
-                break;
-            }
-        }
+    for (int r = 0; r < n; ++r) {
+        const int32_t* span = rows[r].spans + 2 * first_span(rows[r].spans, spans, from);
+        if (span < rows[r].spans + 2 * spans && span[0] < span[1]) begin = min(begin, max(span[0], from));
+    }
     int64_t reach = begin;
     for (bool grows = begin < end; grows;) {
         grows = false;
         for (int r = 0; r < n; ++r)
-            for (int64_t s = 0; s < spans; ++s) {
-                const int64_t a = rows[r].spans[2 * s], b = rows[r].spans[2 * s + 1];
-                if (a <= reach && b > reach) reach = b, grows = true;
-            }
+            for (int64_t s = first_span(rows[r].spans, spans, reach); s < spans && rows[r].spans[2 * s] <= reach; ++s)
+                if (rows[r].spans[2 * s + 1] > reach) reach = rows[r].spans[2 * s + 1], grows = true;
     }
     return {begin, min(reach, end)};
 }
@@ -101,7 +111,8 @@ inline Visible visible(const Row* rows, int n, int64_t spans, Range block) {
     if (!rows[0].spans) return {block, {0, 0}};
     Range keys{block.end, block.begin};
     for (int r = 0; r < n; ++r)
-        for (int64_t s = 0; s < spans; ++s) {
+        for (int64_t s = first_span(rows[r].spans, spans, block.begin); s < spans; ++s) {
+            if (rows[r].spans[2 * s] >= block.end) break;
             const int64_t a = max(rows[r].spans[2 * s], block.begin);
             const int64_t b = min(rows[r].spans[2 * s + 1], block.end);
             if (a < b) keys = {min(keys.begin, a), max(keys.end, b)};
@@ -109,11 +120,13 @@ inline Visible visible(const Row* rows, int n, int64_t spans, Range block) {
     Range partial{keys.end, keys.begin};
     for (int r = 0; r < n; ++r) {
         int64_t first = keys.begin, last = keys.end;  // the row's first and last keys that it does not see
-        for (int64_t s = 0; s < spans; ++s)
-            if (rows[r].spans[2 * s] <= first) first = max(first, rows[r].spans[2 * s + 1]);
-        for (int64_t s = spans - 1; s >= 0; --s)
-            if (rows[r].spans[2 * s + 1] >= last) last = min(last, rows[r].spans[2 * s]);
-        if (first < keys.end) partial = {min(partial.begin, first), max(partial.end, last)};
+        int64_t s = first_span(rows[r].spans, spans, first);
+        for (int64_t t = s; t < spans && rows[r].spans[2 * t] <= first; ++t)
+            first = max(first, rows[r].spans[2 * t + 1]);
+        if (first >= keys.end) continue;
+        while (s < spans && rows[r].spans[2 * s] < last) ++s;
+        for (--s; s >= 0 && rows[r].spans[2 * s + 1] >= last; --s) last = min(last, rows[r].spans[2 * s]);
+        partial = {min(partial.begin, first), max(partial.end, last)};
     }
     return {keys, partial};
 }
@@ -129,9 +142,8 @@ inline Range seeing_rows(const Row* rows, int64_t n, Range keys) {
 
 inline bool allows(const Problem& p, const Row& row, int64_t batch, int64_t key) {
     if (row.spans) {
-        bool inside = false;
-        for (int64_t s = 0; s < p.spans.count; ++s) inside |= row.spans[2 * s] <= key && key < row.spans[2 * s + 1];
-        if (!inside) return false;
+        const int64_t s = first_span(row.spans, p.spans.count, key);
+        if (s == p.spans.count || key < row.spans[2 * s]) return false;
     }
     const Grid& m = p.mask;
     return !m.data || m.data[batch * m.batch + row.head * m.head + row.query * m.row + key * m.col];

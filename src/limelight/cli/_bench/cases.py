@@ -110,7 +110,7 @@ def sparse_cases() -> list[Case]:
         spans = mask.lower(n, n).spans
         assert spans is not None
         pairs = int((spans[..., 1] - spans[..., 0]).sum())
-        sizes: Sizes = (1, 2, 2, n, n, 64)
+        sizes: Sizes = (1, 1, 1, n, n, 64)
         return Case(f"sparse: {name}, n={n}", sizes, lambda: _masked(mask, n), scores=pairs, goal=10, sparse=mask)
 
     return [case(name, mask) for name, mask in masks.items()]

@@ -234,12 +234,8 @@ void bind_tokens(nb::module_& m) {
 // Runs the handlers of signals that have arrived, and throws what they raise: Ctrl-C does not wait for the end of a call.
 // The thread that calls it has released the GIL.
 void check_signals() {
-#if PY_VERSION_HEX >= 0x030D0000
-    const bool ending = Py_IsFinalizing();
-#else
-    const bool ending = _Py_IsFinalizing();
-#endif
-    if (ending) return;  // the GIL is not to be had any more
+    // False from the beginning of finalisation on; Py_IsFinalizing is not part of the stable ABI of Python 3.12.
+    if (!Py_IsInitialized()) return;  // the GIL is not to be had any more
     const nb::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals()) throw nb::python_error();
 }

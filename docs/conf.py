@@ -20,7 +20,7 @@ html_title = "limelight"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 
-myst_enable_extensions = ["colon_fence", "dollarmath", "attrs_inline"]
+myst_enable_extensions = ["colon_fence", "attrs_inline"]
 myst_heading_anchors = 3
 suppress_warnings = ["mystnb.unknown_mime_type"]
 

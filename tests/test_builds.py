@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from build import build
 from conftest import need
 
+CPP = Path(__file__).parents[1] / "cpp"
 # An editable install would find itself instead of a copy of the package.
 HIDE_EDITABLE = """
 import sys
@@ -27,6 +29,14 @@ for isa in backends.available_isas():
     torch.testing.assert_close(got, limelight.attention(q, k, v, mask=limelight.Causal(), backend="portable"))
     print(isa, limelight.__file__)
 """
+
+
+def test_kernels_use_names_of_the_stable_abi_only() -> None:
+    # From Python 3.12 on they are built for every later version, without private names and those that came after it.
+    files = [*CPP.glob("*.cpp"), *CPP.glob("*.h")]
+    assert any("PyErr_CheckSignals" in file.read_text(encoding="utf-8") for file in files)
+    for file in files:
+        assert not re.search(r"\b(?:_Py\w+|Py_IsFinalizing)\(", file.read_text(encoding="utf-8")), file.name
 
 
 @pytest.mark.slow

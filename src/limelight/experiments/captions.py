@@ -231,7 +231,7 @@ def draw(result: Result) -> Figure:
     for n, axis in enumerate(axes.flat):
         axis.set_axis_off()
         if n == 0:
-            axis.imshow(picture)
+            axis.imshow(picture.numpy())
             axis.set_title("the picture", fontweight="normal")
         elif n <= len(words):
             heat = [words[n - 1][f"patch {m}"] for m in range(GRID * GRID)]

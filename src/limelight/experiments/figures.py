@@ -192,7 +192,7 @@ def heatmap(
 def over_picture(axis: Any, picture: Tensor, heat: Tensor) -> None:
     """Draw a picture ``(height, width[, 3])`` that fades where its heat ``(rows, cols)`` is low."""
     height, width = picture.shape[:2]
-    axis.imshow(picture, cmap="gray_r", vmin=0)
+    axis.imshow(picture.numpy(), cmap="gray_r", vmin=0)
     low, high = heat.min().clamp(max=heat.max() / 2), heat.max().clamp(min=1e-9)
     share = ((heat - low) / (high - low)).tolist()
     veil = [[(*_rgb(_PAPER[_is_dark()]), 0.88 * (1 - x)) for x in row] for row in share]

@@ -209,5 +209,5 @@ def draw(result: Result) -> Figure:
     names = list(KINDS)
     heatmap(axis, [[cosine[a, b] for b in names] for a in names], names, names, numbers=".2f", signed=True)
     axis.tick_params(axis="x", rotation=35)
-    axis.set_title(f"{model}: mean cosine of two words, by their kinds")
+    axis.set_title(f"{model}: cosine of two words, by their kinds")
     return figure

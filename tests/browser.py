@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -93,6 +95,51 @@ class Tab:
         }"""
         x, y = self.page.evaluate(code, [plot, query, key])
         return int(x), int(y)
+
+
+# A notebook's model of a widget: messages go to Python, and answers come back with their bytes as the host has them.
+MODEL = """async ([source, kind]) => {
+    const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+    const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer;
+    const as = { views: (x) => new DataView(bytes(x)), "array buffers": bytes };
+    let told = null;
+    const model = {
+        on: (_, f) => { told = f; }, off: () => {},
+        send: async (message) => {
+            if (message.drop) return;
+            const [back, buffers] = await answer(message);
+            told(back, kind === "lost" ? undefined : buffers.map(as[kind]));
+        },
+    };
+    window.end = module.default.render({ model, el: document.getElementById("cell") });
+}"""
+
+
+def open_widget(one: Tab, subject: Any, folder: Path, body: str = "", buffers: str = "views") -> Any:
+    """Open a notebook's widget in a page whose body has some attributes; return its Python side.
+
+    ``buffers`` is how the bytes of a message reach the page: as views, as array buffers, or not at all.
+    """
+    from limelight.explorer.widget import ExplorerWidget
+
+    widget, sent = ExplorerWidget(subject), SimpleQueue[tuple[Any, list[str]]]()
+
+    def send(message: Any, buffers: Any = None) -> None:
+        sent.put((message, [base64.b64encode(x).decode() for x in buffers or ()]))
+
+    def answer(message: dict[str, Any]) -> list[Any]:
+        widget._told(None, message, [])
+        return list(sent.get(timeout=60))
+
+    widget.send = send
+    one.page.expose_function("answer", answer)
+    (folder / "style.css").write_text(ExplorerWidget._css, encoding="utf-8")
+    (folder / "cell.html").write_text(f"<link rel=stylesheet href=style.css><body {body}><div id=cell></div>")
+    one.page.goto((folder / "cell.html").as_uri())
+    one.page.evaluate(MODEL, [ExplorerWidget._esm, buffers])
+    one.page.wait_for_selector("main.room")
+    one.quiet()
+    return widget
 
 
 @pytest.fixture

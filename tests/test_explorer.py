@@ -769,8 +769,11 @@ def test_explore_serves_until_it_is_closed() -> None:
         with httpx.Client(follow_redirects=True, trust_env=False) as visitor:
             assert visitor.get(page.url).status_code == 200
             assert visitor.post(f"http://127.0.0.1:{page.port}/ask/about", json={}).status_code == 200
-        with pytest.raises(OSError, match=f"port {page.port}"):
+        with pytest.raises(OSError, match=f"port {page.port}: .*; leave the port out"):
             explore(made(3, 3), port=page.port)
+        for port in (65536, "80", True):
+            with pytest.raises(ValueError, match=f"port = {port!r} must be a whole number up to 65535"):
+                explore(made(3, 3), port=port)  # type: ignore[arg-type]
     assert repr(page) == "Explorer(closed)"
     page.close()
     with pytest.raises(httpx.ConnectError):

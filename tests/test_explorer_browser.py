@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import io
-import json
 import re
 import signal
 import subprocess
@@ -22,10 +20,8 @@ import torch
 from PIL import Image
 
 import limelight as ll
-from browser import Tab, colour
+from browser import Tab, colour, open_widget
 from limelight.explorer import Explorer, explore, save_page
-from limelight.explorer.questions import Arguments, RefusedError
-from limelight.explorer.rooms import QUESTIONS
 from limelight.explorer.subject import Subject
 from limelight.lens import edits
 from limelight.lens.edits import Rectangle
@@ -769,59 +765,42 @@ def test_a_saved_page_from_disk(tab: New, tmp_path: Path) -> None:
     assert page.page.locator("[role=option]").count() == N
 
 
-def test_the_widget_of_a_notebook(tab: New, tmp_path: Path) -> None:
-    """The widget's own module, with messages that go to its Python side by way of the test."""
-    from limelight.explorer.widget import ExplorerWidget
+HOSTS = [  # attributes of the body, how bytes come, and the theme that follows
+    ('data-jp-theme-light="false"', "views", "dark"),
+    ('class="vscode-high-contrast"', "views", "dark"),
+    ('class="vscode-light"', "array buffers", "light"),
+    ('class="dark dark-theme"', "views", "dark"),
+    ("", "lost", "light"),
+]
 
-    subject = Subject.of(RECORD, words(N))
+
+@pytest.mark.parametrize(("body", "buffers", "theme"), HOSTS)
+def test_the_widget_of_a_notebook(tab: New, tmp_path: Path, body: str, buffers: str, theme: str) -> None:
+    """The widget's own module and its Python side, with messages by way of the test, in several hosts."""
     page = tab()
-
-    def answer(message: dict[str, Any]) -> dict[str, Any]:
-        try:
-            found = QUESTIONS[message["name"]].ask(subject, Arguments(message["given"]))
-        except RefusedError as error:
-            return {"message": {"id": message["id"], "error": str(error)}, "buffers": []}
-        return {
-            "message": {"id": message["id"], "head": found.head()},
-            "buffers": [base64.b64encode(b).decode() for b in found.buffers()],
-        }
-
-    page.page.expose_function("answer", answer)
-    (tmp_path / "widget.js").write_text(ExplorerWidget._esm, encoding="utf-8")
-    (tmp_path / "style.css").write_text(ExplorerWidget._css, encoding="utf-8")
-    (tmp_path / "page.html").write_text(
-        '<link rel=stylesheet href="style.css"><body data-jp-theme-light="false"><div id=cell></div>'
-    )
-    page.page.goto((tmp_path / "page.html").as_uri())
-    source = json.dumps(ExplorerWidget._esm)
-    page.page.evaluate(
-        """async (source) => {
-        const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
-        let told = null;
-        const model = {
-            on: (_, f) => { told = f; }, off: () => {},
-            send: async (message) => {
-                if (message.drop) return;
-                const { message: back, buffers } = await answer(message);
-                told(back, buffers.map((b) => new DataView(Uint8Array.from(atob(b), (c) => c.charCodeAt(0)).buffer)));
-            },
-        };
-        window.end = module.default.render({ model, el: document.getElementById("cell") });
-    }""",
-        json.loads(source),
-    )
+    widget = open_widget(page, Subject.of(RECORD, words(N)), tmp_path, body, buffers)
     page.page.wait_for_selector(".thumb.drawn")
     page.page.get_by_role("link", name="Map").click()
     page.quiet()
-    assert page.page.get_attribute(".limelight", "data-theme") == "dark"
+    assert page.page.get_attribute(".limelight", "data-theme") == theme
     opened = page.page.evaluate(
         "(({ call, head }) => [call, head])(document.querySelector('.limelight').explorer.state)"
     )
     image, truth = page.pixels(), DENSE[opened[0]][opened[1]]
     for i, j in ((7, 3), (23, 23), (40, 11)):
         x, y = page.at(i + 0.5, j + 0.5)
-        near(image[y, x], colour(truth[i, j], truth.max(), theme="dark"))
+        near(image[y, x], colour(truth[i, j], truth.max(), theme=theme))
+    assert page.page.locator(".legend .ramp").count() == 1
+    page.page.evaluate("addEventListener('keydown', () => { window.heard = true; })")
+    page.page.focus(".plot > canvas")
+    page.page.keyboard.press("ArrowDown")
+    assert page.page.evaluate("window.heard") is None, "the notebook's own shortcuts hear nothing"
+    if not body:  # Colab says it on the element above
+        page.page.evaluate("document.documentElement.setAttribute('theme', 'dark')")
+        page.quiet()
+        assert page.page.get_attribute(".limelight", "data-theme") == "dark"
     page.page.evaluate("end()")
+    widget.close()
 
 
 def test_the_command_ends_with_ctrl_c() -> None:

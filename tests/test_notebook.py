@@ -127,4 +127,10 @@ def test_the_widget_in_jupyterlab(lab: str, chromium: Any) -> None:
     page.locator(".limelight nav a", has_text="Map").click()
     page.locator(".limelight .plot canvas").first.wait_for()
     page.locator(".limelight .status", has_text="a cell is one weight").wait_for()
+    page.locator(".limelight .plot canvas").first.focus()
+    for key in ("0", "0", "ArrowDown"):  # JupyterLab would restart the kernel, and go to the next cell
+        page.keyboard.press(key)
+    page.locator(".limelight .facts", has_text=f"query {N // 2}").wait_for()
+    assert page.locator(".jp-Dialog").count() == 0
+    assert page.evaluate("document.activeElement.closest('.limelight') !== null")
     page.close()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import limelight as ll
-from browser import Tab, colour
+from browser import Tab, colour, open_widget
 from limelight.explorer import Explorer, explore, save_page
 from limelight.explorer.subject import Subject
 from limelight.lens import Call, Grid, Record
@@ -183,6 +183,24 @@ def test_a_saved_page_draws_the_same(tab: New, tmp_path: Path) -> None:
         one = tab()
         one.open((tmp_path / "page.html").as_uri(), f"#picture?view=heat&{address.replace(' ', '%20')}")
         check(one, truth())
+
+
+@pytest.mark.slow
+def test_a_widget_draws_the_same(tab: New, tmp_path: Path) -> None:
+    one = tab()
+    widget = open_widget(one, Subject.of(RECORD, TOKENS, "pictures", IMAGE), tmp_path)
+    one.page.get_by_role("button", name="heat", exact=True).click()
+    check(one, DENSE[0][0, 0])  # the class token of the first head
+    one.page.locator(".side .thumb").nth(5).click()
+    check(one, DENSE[1][2, 0])
+    box = one.page.locator(".picture-frame").bounding_box()
+    place = FIRST + 2 * COLS + 3
+    one.page.mouse.click(
+        box["x"] + 1 + 3.3 * (box["width"] - 2) / COLS, box["y"] + 1 + 2.3 * (box["height"] - 2) / ROWS
+    )
+    check(one, DENSE[1][2, place])
+    one.page.evaluate("end()")
+    widget.close()
 
 
 @pytest.mark.slow

@@ -56,6 +56,8 @@ class Explorer:
 
     def __init__(self, subject: Subject, *, host: str = "127.0.0.1", port: int = 0) -> None:
         uvicorn = need_server()
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
+            raise ValueError(f"explore: port = {port!r} must be a whole number up to 65535; 0 is a free one")
         from limelight.explorer.server import app
         from limelight.explorer.workers import Workers
 
@@ -68,7 +70,8 @@ class Explorer:
             self._socket.bind((host, port))
         except OSError as error:
             self._socket.close()
-            raise OSError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
+            hint = "; leave the port out for a free one" if port else ""
+            raise OSError(f"cannot listen on {host}, port {port}: {error.strerror or error}{hint}") from None
         self.host, self.port = host, int(self._socket.getsockname()[1])
         served = app(subject, self._token, self.port, _names(host), self._workers)
         config = uvicorn.Config(

@@ -115,9 +115,10 @@ class App {
     const dark = matchMedia("(prefers-color-scheme: dark)");
     const told = () => {
       if (!this.embedded) return dark.matches;
-      const body = document.body, jupyter = body.dataset.jpThemeLight;
+      const { body, documentElement: page } = document, jupyter = body.dataset.jpThemeLight, colab = page.getAttribute("theme");
       if (jupyter) return jupyter === "false";
-      if (/vscode-(dark|light)/.test(body.className)) return body.classList.contains("vscode-dark");
+      if (colab) return colab === "dark";
+      if (/vscode-/.test(body.className)) return /vscode-(dark|high-contrast)(?!-light)/.test(body.className);
       return body.classList.contains("dark") || (dark.matches && !body.classList.contains("light"));
     };
     const apply = () => {
@@ -128,11 +129,14 @@ class App {
     };
     apply();
     dark.addEventListener("change", apply);
-    if (this.embedded) new MutationObserver(apply).observe(document.body, { attributes: true });
+    if (!this.embedded) return;
+    this.themes = new MutationObserver(apply);
+    for (const element of [document.body, document.documentElement]) this.themes.observe(element, { attributes: true });
   }
 
   close() {
     this.open?.close();
     removeEventListener("popstate", this.listener);
+    this.themes?.disconnect();
   }
 }

@@ -5,7 +5,9 @@ import { h } from "./dom.js";
 
 /** What anywidget calls for every view; returns what ends it. */
 export function render({ model, el }) {
-  const root = h("div", { class: "limelight cell" }, h("p", { class: "starting" }, "Reading…")), source = new WidgetSource(model);
+  // Keys belong to what has the focus: JupyterLab asks for the attribute, others listen further up.
+  const root = h("div", { class: "limelight cell", "data-lm-suppress-shortcuts": "true", onkeydown: (event) => event.stopPropagation() }, h("p", { class: "starting" }, "Reading…"));
+  const source = new WidgetSource(model);
   el.append(root);
   const started = start(root, source, { embedded: true });
   return () => {

@@ -221,7 +221,7 @@ class MapRoom {
     if (locked > 0) this.high = locked;
     else if (found > 0) this.high = found;
     const scale = new Scale(["linear", "log"].includes(state.scale) ? state.scale : "sqrt", this.high ?? 1, theme, signed);
-    if (scale.key !== this.shown[0].scale?.key) {
+    if (scale.key !== this.shown[0].scale?.key || !this.legend.hasChildNodes()) {
       this.shown.forEach((plot) => (plot.scale = scale));
       this.#legend(scale);
     } else this.shown.forEach((plot) => (plot.scale = this.shown[0].scale));

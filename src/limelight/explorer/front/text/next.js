@@ -29,7 +29,7 @@ export class NextTokens {
     const line = ([token, p], n) => h("li", { class: is(n) ? "came" : "" }, h("span", {}, shown(token)), h("i", { style: { width: `${(100 * p) / most}%` } }), h("em", {}, p.toFixed(3)));
     this.element.replaceChildren(
       h("h2", {}, "Probable next tokens"), h("ol", { class: "bars plain" }, likeliest.map(line)),
-      came ? h("p", { class: "soft small" }, "It was ", h("b", {}, `“${shown(came[0])}”`), `, ${came[1].toFixed(3)}, the ${ordinal(came[2])} likeliest.`) : "");
+      came ? h("p", { class: "soft small" }, "It was ", h("b", {}, `“${shown(came[0])}”`), `, ${came[1].toFixed(3)}, the ${came[2] === 1 ? "" : `${ordinal(came[2])} `}likeliest.`) : "");
   }
 
   close() {
@@ -37,7 +37,7 @@ export class NextTokens {
   }
 }
 
-/** 1 → "1st", 12 → "12th". */
+/** 2 → "2nd", 12 → "12th". */
 function ordinal(n) {
   const teen = n % 100 > 10 && n % 100 < 14;
   return count(n) + (teen ? "th" : (["th", "st", "nd", "rd"][n % 10] ?? "th"));

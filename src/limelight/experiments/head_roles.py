@@ -61,10 +61,11 @@ def run(quick: bool = False, seed: int = 0) -> Result:
         findings += [Finding(31, f"MiniLM: {name}", "above chance", None, MISSING, HOW_TO_GET) for name in RELATIONS]
     best = max(rows, key=lambda row: row["accuracy"] - row["distance"])
     has = [row["relation"] for row in rows if row["model"] == rows[0]["model"] and _above(row)]
+    named = f" ({', '.join(has)})" if has else ""
     takeaway = (
-        f"{rows[0]['model']} has heads for {', '.join(has) or 'none of the relations'}; the clearest, for "
-        f"{best['relation']} in {best['model']}, is right in {best['accuracy']:.0%} of pairs where a fixed distance "
-        f"is in {best['distance']:.0%}."
+        f"Of {len(RELATIONS)} relations {rows[0]['model']} has clear heads for {len(has)}{named}; the clearest head, "
+        f"in {best['model']}, is right in {best['accuracy']:.0%} of pairs where a fixed distance is in "
+        f"{best['distance']:.0%}."
     )
     return Result("head-roles", takeaway, findings, {"roles": rows})
 

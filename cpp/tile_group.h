@@ -16,7 +16,8 @@ template <class C> struct TileGroup {
     int64_t count;                 // of tiles
     QueryTile<C>* tiles;
     Row* rows;
-    Row* distinct;  // those with spans of their own
+    SpanBounds span_bounds;  // of all tiles
+    Row* distinct;           // where that is not one run: the rows with spans of their own
     int distinct_count;
     C* s;           // a block of scores; a panel for each tile where heads are computed side by side
     int64_t panel;  // from one tile's scores to the next one's
@@ -71,7 +72,6 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
     const int64_t rows = tile_begin<C>(c, t.tile + t.tiles) - y.first_row;  // of one head
     y.row_count = rows * c.heads_abreast;
     y.count = t.tiles * c.heads_abreast;
-    y.distinct_count = 0;
     for (int64_t i = 0; i < y.count; ++i) {
         const int64_t side = i / t.tiles, tile = t.tile + i % t.tiles;
         const int64_t a = tile_begin<C>(c, tile), b = tile_begin<C>(c, tile + 1);
@@ -86,9 +86,6 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         x.chain = score_chain<C>(c.rows, p.M, p.D);
         x.span_bounds = span_bounds(row, x.row_count, p.spans.count);
         x.rows = row;
-        x.distinct = y.distinct + y.distinct_count;
-        x.distinct_count = keep_distinct(row, x.row_count, p.spans.count, x.distinct);
-        y.distinct_count += x.distinct_count;
         x.q = y.q + i * lanes * p.D;
         x.o = y.o + i * lanes * p.Dv;
         x.m = y.m + i * 2 * lanes;
@@ -101,6 +98,15 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         for (int r = 0; r < x.lanes(); ++r) x.m[r] = -kInf<C>, x.l[r] = 0;
         if (x.decode) std::memset(y.s + i * y.panel, 0, min(kDecodeStep, p.M) * W * sizeof(C));  // lanes without a row
     }
+    y.span_bounds = y.tiles[0].span_bounds;
+    for (int64_t i = 1; i < y.count; ++i) y.span_bounds.join(y.tiles[i].span_bounds);
+    y.distinct_count = 0;
+    for (int64_t i = 0; i < y.count && !y.span_bounds.one_run(); ++i) {
+        QueryTile<C>& x = y.tiles[i];
+        x.distinct = y.distinct + y.distinct_count;
+        x.distinct_count = keep_distinct(x.rows, x.row_count, p.spans.count, x.distinct);
+        y.distinct_count += x.distinct_count;
+    }
 }
 
 // visit(i, tile, k, v, block, partial) for every block of the task's keys of which the i-th tile sees something, and
@@ -110,8 +116,7 @@ void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visi
     const bool decode = y.tiles[0].decode;
     const bool copy_k = copied<C>(p.k, decode), copy_v = copied<C>(p.v, decode);
     const int64_t step = decode ? kDecodeStep : kBlock;
-    SpanBounds all = y.tiles[0].span_bounds;
-    for (int64_t i = 1; i < y.count; ++i) all.join(y.tiles[i].span_bounds);
+    const SpanBounds& all = y.span_bounds;
     for (Range run{t.begin, t.begin};;) {
         run = all.one_run() ? all.run(run.end, t.end)
                             : next_run(y.distinct, y.distinct_count, p.spans.count, run.end, t.end);

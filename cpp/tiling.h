@@ -1,8 +1,8 @@
 // Where the tiles of a head's queries begin.
 //
 // All rows of a tile compute every key that one of them may attend to. Mostly neighbours have nearly the same keys, and
-// tiles of three vectors follow one another. Under blocks, documents or the classes of a stride, keys change all at once
-// from one row to the next; tiles then begin at such rows, wherever that leaves less to compute.
+// tiles of three vectors follow one another. Under a layout of blocks, keys change all at once from one row to the next;
+// tiles then begin at such rows, wherever that leaves less to compute.
 #pragma once
 
 #include <cstring>
@@ -19,7 +19,7 @@ inline const int32_t* spans_of(const Problem& p, int64_t batch, int64_t query) {
 }
 
 inline bool same_spans(const int32_t* a, const int32_t* b, int64_t count) {
-    return a == b || !std::memcmp(a, b, 2 * count * sizeof(int32_t));
+    return !std::memcmp(a, b, 2 * count * sizeof(int32_t));
 }
 
 // By how many keys the bounds of two rows' spans differ in all: at least as many as different_keys.
@@ -121,7 +121,8 @@ template <class C> int64_t rows_of_tile(int64_t rows) {
 // vectors are as good.
 template <class C> std::vector<int64_t> tile_starts(const Problem& p, int64_t begin, int64_t end) {
     constexpr int64_t W = kWidth<C>, lanes = kMaxLanes<C>;
-    if (!p.spans.data || end - begin <= lanes) return {};
+    // Where every row has one span, products are left out vector by vector already (edges.h).
+    if (!p.spans.data || p.spans.count == 1 || end - begin <= lanes) return {};
     const std::vector<int64_t> ends = jumps(p, begin, end, W);
     if (ends.size() == 1) return {};
     std::vector<int64_t> starts{0};

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "large_pages.h"
-#include "tile_group.h"
+#include "running_rows.h"
 
 namespace limelight::LIMELIGHT_ISA {
 
@@ -20,6 +20,13 @@ void write_row(const Problem& p, int64_t batch, const Row& row, const RowResult<
         for (; d < p.Dv; ++d) to[d] = end.empty ? narrow<E>(C(0)) : narrow<E>(scaled(o[d]));
     });
     write_normalisers(p, batch, row, end);
+}
+
+// Writes the result of a row that has met all keys of the call: its output, or its running softmax.
+template <class C>
+void write_sums(const Problem& p, const RunningRows* running, int64_t batch, const Row& row, C m, C l, const C* o) {
+    if (running) store_running(p, *running, batch, row, m, l, o);
+    else write_row(p, batch, row, finish_row(p, row.head, m, l), o);
 }
 
 // The running sums of a row whose keys are split: m, l and o, one after the other.
@@ -42,15 +49,16 @@ template <class C> bool write_squares(const Problem& p, int64_t batch, const Que
 }
 
 // Writes the rows of a tile that has met all keys, or their running sums to `partial`, which belongs to the chunk.
-template <class C> void finish_tile(const Problem& p, int64_t batch, const QueryTile<C>& x, int64_t first_row, C* rows,
-                                    C* partial) {
-    if (!partial && write_squares(p, batch, x)) return;
+template <class C>
+void finish_tile(const Problem& p, const RunningRows* running, int64_t batch, const QueryTile<C>& x, int64_t first_row,
+                 C* rows, C* partial) {
+    if (!partial && (running ? store_running_squares(p, *running, batch, x) : write_squares(p, batch, x))) return;
     if (x.decode) rows = x.o;
     else transpose(x.o, x.lanes(), p.Dv, x.lanes(), rows, p.Dv);
     for (int r = 0; r < x.row_count; ++r) {
         const C* o = rows + r * p.Dv;
         if (!partial) {
-            write_row(p, batch, x.rows[r], finish_row(p, x.rows[r].head, x.m[r], x.l[r]), o);
+            write_sums(p, running, batch, x.rows[r], x.m[r], x.l[r], o);
             continue;
         }
         C* to = partial + (first_row + r) * partial_width(p);
@@ -60,21 +68,26 @@ template <class C> void finish_tile(const Problem& p, int64_t batch, const Query
     }
 }
 
-template <class C> void attend_task(const Problem& p, const Partition& c, const Task& t, C* partial, char* memory) {
+template <class C> void attend_task(const Problem& p, const Partition& c, const RunningRows* running, const Task& t,
+                                    C* partial, char* memory) {
     Arena arena{reinterpret_cast<uintptr_t>(memory)};
     TileGroup<C> group = lay_out_group<C>(p, c, arena);
     load_group(p, c, t, group);
+    const bool goes_on = running && t.chunk == 0;  // the other chunks of keys join it
+    for (int64_t i = 0; goes_on && i < group.count; ++i)
+        load_running(p, *running, t.batch, group.tiles[i], group.transposing);
     const auto visit = [&](int64_t, const QueryTile<C>& x, const Operand& k, const Operand& v, const Block<C>& b,
                            Range masked) { attend(x, k, v, b, masked, group.spare); };
     for_each_block(p, group, t, visit, [](Range) {});
     for (int64_t i = 0; i < group.count; ++i) {
         const QueryTile<C>& x = group.tiles[i];
-        finish_tile(p, t.batch, x, group.first_row + (x.rows - group.rows), group.transposing, partial);
+        finish_tile(p, running, t.batch, x, group.first_row + (x.rows - group.rows), group.transposing, partial);
     }
 }
 
 // Joins the running sums (chunk, row) of one unit; those of the first chunk receive the others'.
-template <class C> void join_chunks(const Problem& p, const Partition& c, int64_t batch, int64_t unit, C* chunks) {
+template <class C> void join_chunks(const Problem& p, const Partition& c, const RunningRows* running, int64_t batch,
+                                    int64_t unit, C* chunks) {
     const int64_t width = partial_width(p);
     for (int64_t r = 0; r < c.rows; ++r) {
         C* total = chunks + r * width;
@@ -87,7 +100,7 @@ template <class C> void join_chunks(const Problem& p, const Partition& c, int64_
             for (int64_t d = 1; d < width; ++d) total[d] = (i ? total[d] : C(0)) + part(i)[d] * share;
         }
         const Row row = row_of_unit(p, c, batch, unit, r);
-        write_row(p, batch, row, finish_row(p, row.head, top, total[1]), total + 2);
+        write_sums(p, running, batch, row, top, total[1], total + 2);
     }
 }
 
@@ -103,10 +116,11 @@ template <class C> std::unique_ptr<C[]> measure_key_norms(Problem& p, int thread
     return norms;
 }
 
-template <class C> void forward(Problem p, int threads) {
+// With `running`, its rows go on from there, and are not finished.
+template <class C> void forward(Problem p, const RunningRows* running, int threads) {
     const std::unique_ptr<C[]> key_norms = measure_key_norms<C>(p, threads);
     const Partition c = partition<C>(p);
-    advise_large_pages(p.out, p.B, p.Hq, p.N, p.Dv);
+    advise_large_pages(running ? running->o : p.out, p.B, p.Hq, p.N, p.Dv);
     if (p.multiplications() < kWorthAThread) threads = 1;
 
     const bool split = c.chunks > 1;
@@ -118,10 +132,10 @@ template <class C> void forward(Problem p, int threads) {
     Arena measure{0};
     lay_out_group<C>(p, c, measure);
     for_each_task(p, c, threads, measure.next, [&](const Task& t, int64_t unit, char* scratch) {
-        attend_task(p, c, t, partial(unit, t.chunk), scratch);
+        attend_task(p, c, running, t, partial(unit, t.chunk), scratch);
     });
     for (int64_t unit = 0; split && unit < p.B * c.units; ++unit)
-        join_chunks(p, c, unit / c.units, unit % c.units, partial(unit, 0));
+        join_chunks(p, c, running, unit / c.units, unit % c.units, partial(unit, 0));
 }
 
 }  // namespace limelight::LIMELIGHT_ISA

@@ -12,10 +12,19 @@ struct Kernels {
     const char* name;
     // Writes `out`, and `lse` and `normalisers` where they are not null.
     void (*forward)(const Problem& p, int threads);
+    // Adds the keys of a problem to the running softmax of its rows; `out`, `lse`, `normalisers` and `sink` have no part.
+    void (*accumulate)(const Problem& p, const RunningRows& rows, int threads);
     // Adds the gradients of a problem whose `out` and `normalisers` are known.
     void (*backward)(const Problem& p, const Gradients& g, int threads);
     // Computes statistics of the weights of a problem whose values have width 0.
     void (*statistics)(const Problem& p, const Statistics& s, int threads);
+    // The bytes of one row's record of statistics of rows.
+    int64_t (*record_bytes)(const Problem& p, const std::vector<Request>& requests);
+    // Adds the keys of a problem to the records of its rows.
+    void (*accumulate_statistics)(const Problem& p, const std::vector<Request>& requests, const RunningRecords& records,
+                                  int threads);
+    // Writes the statistics, and `lse` and `normalisers`, of rows from their records.
+    void (*finish_statistics)(const Problem& p, const std::vector<Request>& requests, const RunningRecords& records);
     void (*linear)(const Linear& l, int threads);
     // The work of a forward pass as it is cut for threads.
     Cut (*cut)(const Problem& p);

@@ -133,6 +133,21 @@ void bind_gradients(nb::module_& m) {
             "too.");
 }
 
+void bind_running_rows(nb::module_& m) {
+    nb::class_<RunningRows>(m, "RunningRows",
+                            "The running softmax of a problem's rows, in the compute type: m −∞, l and o 0 at first.")
+        .def(
+            "__init__",
+            [](RunningRows* self, const Problem& p, Address o, const Strides& o_strides, Address m, Address l,
+               const std::array<int64_t, 3>& strides) {
+                if (strides[2] != 1) throw std::invalid_argument("RunningRows: rows are not contiguous");
+                new (self) RunningRows{rows(o, int(compute_type(p)), o_strides), pointer(m), pointer(l), strides[0],
+                                       strides[1]};
+            },
+            "problem"_a, nb::kw_only(), "o"_a, "o_strides"_a, "m"_a, "l"_a, "strides"_a,
+            "`strides` are those of m and l.");
+}
+
 void bind_statistics(nb::module_& m) {
     nb::class_<Request>(m, "Request", "One statistic: its file in cpp/statistics says what outputs and numbers hold.")
         .def(
@@ -161,6 +176,15 @@ void bind_calls(nb::module_& m) {
         "problem"_a, "threads"_a,
         "Write softmax(logits / temperature) v to `out`, and `lse` and `normalisers` where given.");
     m.def(
+        "accumulate",
+        [](const Problem& p, const RunningRows& rows, int threads) {
+            nb::gil_scoped_release release;
+            kernels().accumulate(p, rows, threads);
+        },
+        "problem"_a, "rows"_a, "threads"_a,
+        "Add the keys of a problem to the running softmax of its rows; `out`, `lse`, `normalisers` and `sink` have no "
+        "part.");
+    m.def(
         "cut",
         [](const Problem& p) {
             const Cut c = kernels().cut(p);
@@ -187,6 +211,30 @@ void bind_calls(nb::module_& m) {
         "Compute statistics of the weights. `lse` and `normalisers` are read where `known`, otherwise written. "
         "`window` is\n"
         "(query_begin, query_end, key_begin, key_end), the part that column statistics look at.");
+    m.def(
+        "record_bytes",
+        [](const Problem& p, const std::vector<Request>& requests) { return kernels().record_bytes(p, requests); },
+        "problem"_a, "requests"_a, "The bytes of one row's record of statistics of rows.");
+    m.def(
+        "accumulate_statistics",
+        [](const Problem& p, const std::vector<Request>& requests, Address records,
+           const std::array<int64_t, 3>& strides, int threads) {
+            const RunningRecords running{pointer(records), strides[0], strides[1], strides[2]};
+            nb::gil_scoped_release release;
+            kernels().accumulate_statistics(p, requests, running, threads);
+        },
+        "problem"_a, "requests"_a, nb::kw_only(), "records"_a, "strides"_a, "threads"_a,
+        "Add the keys of a problem to the records (B, Hq, N, bytes) of its rows, which are zeros at first.");
+    m.def(
+        "finish_statistics",
+        [](const Problem& p, const std::vector<Request>& requests, Address records,
+           const std::array<int64_t, 3>& strides) {
+            const RunningRecords running{pointer(records), strides[0], strides[1], strides[2]};
+            nb::gil_scoped_release release;
+            kernels().finish_statistics(p, requests, running);
+        },
+        "problem"_a, "requests"_a, nb::kw_only(), "records"_a, "strides"_a,
+        "Write the statistics, and `lse` and `normalisers`, of rows from their records.");
     m.def(
         "linear",
         [](const std::array<int64_t, 3>& sizes, Address x, const std::vector<std::array<int64_t, 5>>& parts,
@@ -247,6 +295,7 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // lowered masks are cached, with their Spans, until the process ends
     m.doc() = "Attention kernels on plain addresses; limelight.backends.native is their only caller.";
     bind_problem(m);
+    bind_running_rows(m);
     bind_statistics(m);
     bind_gradients(m);
     bind_calls(m);

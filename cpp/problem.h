@@ -68,6 +68,14 @@ struct Problem {
     double multiplications() const { return double(B) * Hq * N * M * (D + Dv); }
 };
 
+// The running softmax of rows whose keys come in several calls, in the compute type: the largest logit m so far, in units
+// of log 2, l = Σ 2^(logit − m) and o = Σ 2^(logit − m) v (query_tile.h). At first they are −∞, 0 and 0.
+struct RunningRows {
+    Rows o;                           // (B, Hq, N, Dv)
+    char *m = nullptr, *l = nullptr;  // (B, Hq, N), with contiguous rows
+    int64_t batch = 0, head = 0;      // strides of m and l
+};
+
 // One statistic of the weights. Its file under statistics/ says what `outputs` and `numbers` hold; outputs are in the
 // compute type unless that file says otherwise, and zero at first.
 struct Request {
@@ -99,6 +107,15 @@ struct Gradients {
 // The part of the weights that column statistics look at: queries [query_begin, query_end), keys [key_begin, key_end).
 struct Window {
     int64_t query_begin = 0, query_end = 0, key_begin = 0, key_end = 0;
+};
+
+// The records of rows whose keys come in several calls, (B, Hq, N): what the statistics of a row are made of when all keys
+// have come (statistics/row_statistic.h). Zeros at first. Strides are in bytes.
+struct RunningRecords {
+    char* data = nullptr;
+    int64_t batch = 0, head = 0, row = 0;
+
+    char* at(int64_t b, int64_t h, int64_t query) const { return data + b * batch + h * head + query * row; }
 };
 
 struct Statistics {

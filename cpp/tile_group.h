@@ -53,16 +53,17 @@ template <class C> bool is_square(const Rows& x, int64_t width, bool consecutive
     return consecutive && x.type == kType<C> && width % kWidth<C> == 0;
 }
 
-template <class C> void load_queries(const Problem& p, int64_t batch, const QueryTile<C>& x, C* rows) {
-    if (x.decode) return gather(p.q, batch, x.rows, x.row_count, x.row_count, p.D, query_factor<C>(p), x.q, p.D);
-    if (is_square<C>(p.q, p.D, x.consecutive())) {
-        const C* from = reinterpret_cast<const C*>(address(p.q, batch, x.rows[0].head, x.rows[0].query));
-        const C factor = query_factor<C>(p);
-        return transpose_squares(from, p.q.row, x.lanes(), p.D, x.q, x.lanes(),
-                                 [&](Vec<C> q, int64_t) { return q * factor; });
+// Brings the rows of a tile, times a factor, to its lanes; `scratch` has room for them.
+template <class C>
+void load_rows(const Rows& from, int64_t width, C factor, int64_t batch, const QueryTile<C>& x, C* to, C* scratch) {
+    if (x.decode) return gather(from, batch, x.rows, x.row_count, x.row_count, width, factor, to, width);
+    if (is_square<C>(from, width, x.consecutive())) {
+        const C* rows = reinterpret_cast<const C*>(address(from, batch, x.rows[0].head, x.rows[0].query));
+        return transpose_squares(rows, from.row, x.lanes(), width, to, x.lanes(),
+                                 [&](Vec<C> row, int64_t) { return row * factor; });
     }
-    gather(p.q, batch, x.rows, x.row_count, x.lanes(), p.D, query_factor<C>(p), rows, p.D);
-    transpose(rows, p.D, x.lanes(), p.D, x.q, x.lanes());
+    gather(from, batch, x.rows, x.row_count, x.lanes(), width, factor, scratch, width);
+    transpose(scratch, width, x.lanes(), width, to, x.lanes());
 }
 
 // Loads the queries of a task and empties their running sums.
@@ -93,7 +94,7 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         x.bounds = y.bounds ? y.bounds + i * lanes : nullptr;
         for (int r = 0; y.bounds && r < x.row_count; ++r)
             x.bounds[r] = logit_bound(p, t.batch, x.rows[r], y.transposing);
-        load_queries(p, t.batch, x, y.transposing);
+        load_rows(p.q, p.D, query_factor<C>(p), t.batch, x, x.q, y.transposing);
         std::memset(x.o, 0, (x.decode ? x.row_count : x.lanes()) * p.Dv * sizeof(C));
         for (int r = 0; r < x.lanes(); ++r) x.m[r] = -kInf<C>, x.l[r] = 0;
         if (x.decode) std::memset(y.s + i * y.panel, 0, min(kDecodeStep, p.M) * W * sizeof(C));  // lanes without a row

@@ -396,8 +396,8 @@ class _Link(Processes):
         return found
 
     def attend(self, x: Tensor, **options: Any) -> None:
-        """Compute with blocks of 16 queries and keys, and count the pairs that are allowed."""
-        real = native.forward_with_normalisers
+        """Compute with blocks of 16 keys, and count the pairs that are allowed."""
+        real = native.accumulate
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             spans, sizes = args[3].spans, args[4]
@@ -406,9 +406,8 @@ class _Link(Processes):
             return real(*args, **kwargs)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native, "forward_with_normalisers", counted)
+            patch.setattr(native, "accumulate", counted)
             patch.setattr(shards, "_BLOCK_BYTES", 1)
-            patch.setattr(shards, "_OUTPUT_BYTES", 1)
             patch.setattr(shards, "_SHORTEST", 16)
             parallel.attention(x, x, x, group=self, **options)
 

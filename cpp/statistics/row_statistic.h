@@ -31,6 +31,8 @@ public:
 
     // Empties the sums of the i-th tile of a task.
     virtual void start(const QueryTile<C>& x, int64_t batch, int64_t i) = 0;
+    // The r-th row of the i-th tile has met other keys before, whose state this is; what is saved joins it.
+    virtual void set_earlier(int64_t, int, const char*) {}
     // b.s holds the logits of a block.
     virtual void add_logits(const QueryTile<C>&, const Block<C>&, int64_t) {}
     // b.s holds e; sums of earlier blocks shrink by `decay`, lane by lane.
@@ -151,29 +153,69 @@ void write_record(const Problem& p, const RowStatistics<C>& statistics, const Ro
         statistics[s]->write((batch * p.Hq + row.head) * p.N + row.query, record.state(at, s), sums, result);
 }
 
+// Adds a record of a row to another one, over other keys. A record of zeros has seen nothing.
+template <class C>
+void join_record(const RowStatistics<C>& statistics, const RowRecord<C>& record, char* total, char* part) {
+    const RowSums<C> a = record.sums(total), b = record.sums(part);
+    if (b.l == C(0)) return;
+    const C top = a.l == C(0) ? b.m : larger(a.m, b.m);
+    RowSums<C> sums{top, 0, 0};
+    const auto add = [&](const RowSums<C>& x) {
+        if (x.l == C(0)) return C(1);
+        const C shift = x.m - top, share = shift == C(0) ? C(1) : std::exp2(shift);
+        sums.l += x.l * share;
+        sums.moment += (x.moment + x.l * larger(shift, kLowest<C>)) * share;
+        return share;
+    };
+    const C of_total = add(a), of_part = add(b);
+    record.sums(total) = sums;
+    for (size_t s = 0; s < statistics.size(); ++s) {
+        statistics[s]->shrink(record.state(total, s), of_total);
+        statistics[s]->join(record.state(total, s), record.state(part, s), of_part);
+    }
+}
+
+// Ends a row that has met all keys of the call: its statistics are written, or its record joins the running one.
+template <class C>
+void finish_record(const Problem& p, const RowStatistics<C>& statistics, const RowRecord<C>& record,
+                   const RunningRecords* running, int64_t batch, const Row& row, char* at, bool known) {
+    if (running) join_record(statistics, record, running->at(batch, row.head, row.query), at);
+    else write_record(p, statistics, record, batch, row, at, known);
+}
+
+template <class C>
+void set_earlier(const RowStatistics<C>& statistics, const RowRecord<C>& record, const RunningRecords& running,
+                 int64_t batch, const QueryTile<C>& x, int64_t i) {
+    for (int r = 0; r < x.row_count; ++r) {
+        char* at = running.at(batch, x.rows[r].head, x.rows[r].query);
+        for (size_t s = 0; s < statistics.size(); ++s) statistics[s]->set_earlier(i, r, record.state(at, s));
+    }
+}
+
 // `records` (row) belong to the task's chunk of keys, or are null where the keys are not split.
 template <class C>
 void compute_rows(const Problem& p, const Partition& c, const Task& t, const RowScratch<C>& y, char* records,
-                  bool known) {
+                  const RunningRecords* running, bool known) {
     TileGroup<C> group = y.group;
     load_group(p, c, t, group);
+    const RowRecord<C> record(y.statistics);
     for (int64_t i = 0; i < group.count; ++i) {
         if (y.moment) std::fill_n(y.moment + i * kMaxLanes<C>, kMaxLanes<C>, C(0));
         for (const auto& s : y.statistics) s->start(group.tiles[i], t.batch, i);
+        if (running) set_earlier(y.statistics, record, *running, t.batch, group.tiles[i], i);
     }
     const auto visit = [&](int64_t i, const QueryTile<C>& x, const Operand& k, const Operand&, const Block<C>& b,
                            Range masked) {
         (x.vectors == 3 ? add_block<C, 3> : x.vectors == 2 ? add_block<C, 2> : add_block<C, 1>)(y, i, x, k, b, masked);
     };
     for_each_block(p, group, t, visit, [](Range) {});
-    const RowRecord<C> record(y.statistics);
     for (int64_t i = 0; i < group.count; ++i) {
         const QueryTile<C>& x = group.tiles[i];
         for (int r = 0; r < x.row_count; ++r) {
             char* at = records ? records + (group.first_row + (x.rows - group.rows) + r) * record.bytes() : y.record;
             record.sums(at) = {x.m[r], x.l[r], y.moment ? y.moment[i * kMaxLanes<C> + r] : C(0)};
             for (size_t s = 0; s < y.statistics.size(); ++s) y.statistics[s]->save(i, r, record.state(at, s));
-            if (!records) write_record(p, y.statistics, record, t.batch, x.rows[r], at, known);
+            if (!records) finish_record(p, y.statistics, record, running, t.batch, x.rows[r], at, known);
         }
     }
 }
@@ -181,28 +223,12 @@ void compute_rows(const Problem& p, const Partition& c, const Task& t, const Row
 // Joins the records (chunk, row) of one unit; those of the first chunk receive the others'.
 template <class C>
 void join_records(const Problem& p, const Partition& c, const RowStatistics<C>& statistics, int64_t batch, int64_t unit,
-                  char* records, bool known) {
+                  char* records, const RunningRecords* running, bool known) {
     const RowRecord<C> record(statistics);
     for (int64_t r = 0; r < c.rows; ++r) {
         const auto part = [&](int64_t i) { return records + (i * c.rows + r) * record.bytes(); };
-        C top = record.sums(part(0)).m;
-        for (int64_t i = 1; i < c.chunks; ++i) top = larger(record.sums(part(i)).m, top);
-        RowSums<C> total{top, 0, 0};
-        for (int64_t i = 0; i < c.chunks; ++i) {
-            const RowSums<C> sums = record.sums(part(i));
-            const bool empty = sums.l == C(0);
-            const C shift = sums.m - top, share = empty ? C(1) : std::exp2(shift);
-            if (!empty) {
-                total.l += sums.l * share;
-                total.moment += (sums.moment + sums.l * larger(shift, kLowest<C>)) * share;
-            }
-            for (size_t s = 0; s < statistics.size(); ++s) {
-                if (i) statistics[s]->join(record.state(part(0), s), record.state(part(i), s), share);
-                else statistics[s]->shrink(record.state(part(0), s), share);
-            }
-        }
-        record.sums(part(0)) = total;
-        write_record(p, statistics, record, batch, row_of_unit(p, c, batch, unit, r), part(0), known);
+        for (int64_t i = 1; i < c.chunks; ++i) join_record(statistics, record, part(0), part(i));
+        finish_record(p, statistics, record, running, batch, row_of_unit(p, c, batch, unit, r), part(0), known);
     }
 }
 

@@ -47,7 +47,9 @@ std::unique_ptr<ColumnStatistic<C>> make_column_statistic(const Problem& p, cons
     throw std::invalid_argument("there is no statistic '" + r.name + "'");
 }
 
-template <class C> void row_pass(Problem p, const std::vector<Request>& requests, bool known, int threads) {
+// With `running`, the rows join the records there, and nothing else is written.
+template <class C>
+void row_pass(Problem p, const std::vector<Request>& requests, const RunningRecords* running, bool known, int threads) {
     Partition c = partition<C>(p);
     Arena measure{0};
     RowScratch<C> plan = lay_out_rows<C>(p, c, requests, measure, make_row_statistic<C>);
@@ -62,10 +64,11 @@ template <class C> void row_pass(Problem p, const std::vector<Request>& requests
         Arena arena{reinterpret_cast<uintptr_t>(scratch)};
         const RowScratch<C> y = lay_out_rows<C>(p, c, requests, arena, make_row_statistic<C>);
         compute_rows(p, c, t, y, records ? records.get() + unit * of_unit + t.chunk * c.rows * record.bytes() : nullptr,
-                     known);
+                     running, known);
     });
     for (int64_t unit = 0; records && unit < p.B * c.units; ++unit)
-        join_records(p, c, plan.statistics, unit / c.units, unit % c.units, records.get() + unit * of_unit, known);
+        join_records(p, c, plan.statistics, unit / c.units, unit % c.units, records.get() + unit * of_unit, running,
+                     known);
 }
 
 template <class C> Partition partition_columns(const Problem& p, const Statistics& s) {
@@ -142,8 +145,41 @@ template <class C> void statistics(Problem p, const Statistics& s, int threads) 
             rows.clear();
         }
     }
-    if (!rows.empty() || !s.known) row_pass<C>(p, rows, s.known, threads);
+    if (!rows.empty() || !s.known) row_pass<C>(p, rows, nullptr, s.known, threads);
     if (!columns.empty()) column_pass<C>(p, c, columns, threads);
+}
+
+// Adds the keys of a problem to the records of its rows.
+template <class C>
+void accumulate_records(Problem p, const std::vector<Request>& requests, const RunningRecords& running, int threads) {
+    if (p.multiplications() < kWorthAThread) threads = 1;
+    const std::unique_ptr<C[]> key_norms = measure_key_norms<C>(p, threads);
+    row_pass<C>(p, requests, &running, false, threads);
+}
+
+// f(statistics of rows, their record)
+template <class C, class F> void with_records(const Problem& p, const std::vector<Request>& requests, F&& f) {
+    Arena unused{0};
+    const RowScratch<C> plan = lay_out_rows<C>(p, partition<C>(p), requests, unused, make_row_statistic<C>);
+    f(plan.statistics, RowRecord<C>(plan.statistics));
+}
+
+template <class C> int64_t record_bytes(const Problem& p, const std::vector<Request>& requests) {
+    int64_t bytes = 0;
+    with_records<C>(p, requests, [&](const auto&, const auto& record) { bytes = int64_t(record.bytes()); });
+    return bytes;
+}
+
+// Writes the statistics, and `lse` and `normalisers`, of rows from their records.
+template <class C>
+void finish_records(const Problem& p, const std::vector<Request>& requests, const RunningRecords& running) {
+    with_records<C>(p, requests, [&](const auto& statistics, const auto& record) {
+        for (int64_t batch = 0; batch < p.B; ++batch)
+            for (int64_t head = 0; head < p.Hq; ++head)
+                for (int64_t query = 0; query < p.N; ++query)
+                    write_record(p, statistics, record, batch, Row{head, query, 0, nullptr},
+                                 running.at(batch, head, query), false);
+    });
 }
 
 }  // namespace limelight::LIMELIGHT_ISA

@@ -55,7 +55,8 @@ public:
         : weights_(reinterpret_cast<C*>(request.outputs.at(0))),
           out_keys_(reinterpret_cast<int64_t*>(request.outputs.at(1))),
           k_(int64_t(request.numbers.at(0))),
-          room_(min(2 * k_ + 16, p.M)) {
+          room_(min(2 * k_ + 16, max(p.M, k_ + 1))),
+          first_key_(p.first_key) {
         const int64_t lanes = c.tiles_per_task * kMaxLanes<C>;
         logits_ = arena.take<C>(lanes * room_);
         keys_ = arena.take<int32_t>(lanes * room_);
@@ -68,6 +69,12 @@ public:
     void start(const QueryTile<C>&, int64_t, int64_t i) override {
         std::fill_n(bar_ + i * kMaxLanes<C>, kMaxLanes<C>, -kInf<C>);
         std::fill_n(count_ + i * kMaxLanes<C>, kMaxLanes<C>, 0);
+    }
+
+    // What is below the best so far is no candidate. Keys with the lowest of their logits are, for they may be lower.
+    void set_earlier(int64_t i, int r, const char* state) override {
+        const State& s = *reinterpret_cast<const State*>(state);
+        if (s.count == k_) bar_[i * kMaxLanes<C> + r] = std::nextafter(s.best()[k_ - 1].logit, -kInf<C>);
     }
 
     void add_logits(const QueryTile<C>& x, const Block<C>& b, int64_t i) override {
@@ -94,10 +101,13 @@ public:
     void join(char* total, const char* part, C) const override {
         State& a = *reinterpret_cast<State*>(total);
         const State& b = *reinterpret_cast<const State*>(part);
-        std::vector<Candidate<C>> both(a.count + b.count);
-        std::merge(a.best(), a.best() + a.count, b.best(), b.best() + b.count, both.begin());
-        a.count = int32_t(min(k_, int64_t(both.size())));
-        std::copy_n(both.begin(), a.count, a.best());
+        for (int32_t n = 0; n < b.count; ++n) {
+            Candidate<C>* at = std::upper_bound(a.best(), a.best() + a.count, b.best()[n]);
+            if (at == a.best() + k_) break;  // the others are worse
+            a.count = int32_t(min(a.count + 1, k_));
+            std::copy_backward(at, a.best() + a.count - 1, a.best() + a.count);
+            *at = b.best()[n];
+        }
     }
 
     // The keys that are not there have a weight of 0: the lowest of them follow.
@@ -144,7 +154,7 @@ private:
                 int32_t* keys = keys_ + lane * room_;
                 const int n = count_[lane]++;
                 logits[n] = s[r];
-                keys[n] = int32_t(b.first + j);
+                keys[n] = int32_t(first_key_ + b.first + j);
                 if (n + 1 < room_) continue;
                 bar[r] = keep_best(logits, keys, n + 1, int(k_));
                 count_[lane] = int32_t(k_);
@@ -154,7 +164,7 @@ private:
 
     C* weights_;
     int64_t* out_keys_;
-    int64_t k_, room_;
+    int64_t k_, room_, first_key_;
     C* logits_;  // (tile, lane, room)
     int32_t *keys_, *count_;
     C* bar_;  // (tile, lane)

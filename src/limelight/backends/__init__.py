@@ -33,6 +33,7 @@ from limelight.backends.native import (
     rotate,
     set_isa,
 )
+from limelight.backends.running_rows import RunningRows
 from limelight.backends.shared import SharedBackward
 from limelight.backends.statistic import Statistic, WeightsBlock, Window, sum_parts
 
@@ -40,6 +41,7 @@ __all__ = [
     "Backend",
     "Int8Rows",
     "Normalisers",
+    "RunningRows",
     "SharedBackward",
     "Statistic",
     "WeightsBlock",

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from limelight.backends import move_to_large_pages
 from limelight.models import bert, big_bird, bloom, gpt2, llama, longformer, marian, neox, t5, transformer_xl, vit
@@ -86,7 +87,8 @@ def load(folder: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
     tensors = _without_prefix(_read_weights(folder), architecture.PREFIX)
     try:
         config = _completed(config, folder, tensors, architecture)
-        with torch.device("meta"):  # shapes without memory: a wrong configuration may ask for terabytes
+        # Shapes without memory: a wrong configuration may ask for terabytes.
+        with torch.device("meta"), _NoRandomNumbers():
             empty = architecture.build(config)
         maps = architecture.tensors(config)
         _check_shapes(empty, maps, tensors)
@@ -99,6 +101,16 @@ def load(folder: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
     model.config, model.others = dict(config), kept  # type: ignore[assignment]
     move_to_large_pages(model.parameters())
     return model.eval()
+
+
+class _NoRandomNumbers(TorchFunctionMode):
+    """Skips ``init.normal_``, for which torch takes a second to import its compiler where a tensor has no memory."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is nn.init.normal_:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def save(model: nn.Module, folder: str | Path) -> None:

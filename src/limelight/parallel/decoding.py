@@ -1,6 +1,6 @@
 """Decoding with a cache that is spread over processes: each holds a part, and a step merges what they found.
 
-Every process has the same new tokens. A step sends one small message: each process's output and normalisers, which all
+Every process has the same new tokens. A step sends one small message: each process's running softmax, which all
 merge in the order of the ranks, so that all have the same bits.
 """
 
@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from limelight.backends import Normalisers, native
+from limelight.backends import RunningRows, native
 from limelight.core.problem import AttentionOptions, spec_of
 from limelight.parallel.agreement import agree
 from limelight.parallel.group import Processes
 from limelight.parallel.layouts import Contiguous, Layout, Run, Runs
-from limelight.parallel.merging import Merged
 from limelight.parallel.shards import Shards, places_of
 
 if TYPE_CHECKING:
@@ -100,50 +99,22 @@ def _step(shards: Shards) -> Tensor:
     q, k, v = shards.q, shards.k, shards.v
     assert v is not None
     B, H, N, _ = q.shape
-    dtype = shards.problem.compute_dtype
-    own = _Partial(B, H, N, v.shape[3], dtype)
+    dtype, width = shards.problem.compute_dtype, v.shape[3]
+    own, whole = (RunningRows.empty((B, H, N), width, dtype) for _ in range(2))
     for keys, at in places_of(shards.own_keys):
-        part = shards.rectangle(Run(0, N), keys)
-        if part is not None:
-            out, found = native.forward_with_normalisers(
-                q,
+        for part, rows in shards.rectangles(keys):
+            native.accumulate(
+                q[:, :, rows],
                 k[:, :, at],
-                v[:, :, at].to(dtype),
+                v[:, :, at],
                 part.spec,
                 part.sizes(q, k),
+                own.rows(rows),
                 place=part.place,
             )
-            assert found is not None
-            own.add(out, found)
-    every = shards.processes.gather(own.message())
-    whole = _Partial(B, H, N, v.shape[3], dtype)
+    every = shards.processes.gather(torch.cat([own.m[..., None], own.sum[..., None], own.o], -1))
     for message in every.unbind(0):
-        whole.add(*own.read(message))
-    sink = shards.lowered.sink
-    if sink is not None:
-        whole.out.mul_(whole.merged.add_sink(sink, float(shards.lowered.temperature))[..., None])
-    return whole.out.to(v.dtype)
-
-
-class _Partial:
-    """The output over some keys, and its normalisers."""
-
-    def __init__(self, B: int, H: int, N: int, width: int, dtype: torch.dtype) -> None:
-        self.out = torch.zeros(B, H, N, width, dtype=dtype)
-        self.merged = Merged((B, H, N), dtype, self.out.device)
-
-    def add(self, out: Tensor, found: Normalisers) -> None:
-        """Take in the output over more keys."""
-        old, new = self.merged.add(slice(0, out.shape[2]), found)
-        self.out.mul_(old[..., None]).addcmul_(out, new[..., None])
-
-    def message(self) -> Tensor:
-        """Everything in one tensor: the output, log-sum-exp, largest logit and logarithm of the sum of each row."""
-        found = self.merged.normalisers()
-        return torch.cat([self.out, found.lse[..., None], *(x[..., None] for x in found.scaled)], -1)
-
-    @staticmethod
-    def read(message: Tensor) -> tuple[Tensor, Normalisers]:
-        """Take a message apart."""
-        out, lse, m, log_sum = message.split([message.shape[-1] - 3, 1, 1, 1], -1)
-        return out, Normalisers(lse[..., 0], torch.stack([m[..., 0], log_sum[..., 0]]))
+        m, total, o = message.split([1, 1, width], -1)
+        whole.join(RunningRows(m[..., 0], total[..., 0], o))
+    whole.join_sink(shards.lowered)
+    return whole.output().to(v.dtype)

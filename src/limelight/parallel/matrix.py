@@ -138,8 +138,8 @@ class ParallelWeights(Weights):
         agree(shards.processes, "A @ v", same, {}, failed)
         if torch.is_grad_enabled() and (v.requires_grad or self._requires_grad):
             return shards.with_lead(attend(shards, v)[0])
-        out, merged, _ = ring_forward(shards, v)
-        self._keep(merged.normalisers())
+        out, normalisers, _ = ring_forward(shards, v)
+        self._keep(normalisers)
         return shards.with_lead(out)
 
     def logsumexp(self) -> Tensor:

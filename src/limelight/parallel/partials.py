@@ -1,8 +1,7 @@
 """Builds each statistic from rectangles of the matrix.
 
-A part of a row statistic comes normalised over the keys of its rectangle, with the shares of the old and the new part
-in the row's sum, or, where the normalisers of the whole rows are known, normalised over all keys (shares None).
-Statistics of keys are sums that go back to the process which holds the keys; pictures of the whole are summed over all
+Statistics of rows grow in the records of the kernels, or are sums where the normalisers of whole rows are known. Those
+of keys are sums that go back to the process which holds the keys; pictures of the whole are summed over all
 processes at the end.
 """
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from limelight.backends import Statistic, Window
-from limelight.core.masks import Dense, Lowered, Mask, Spans
+from limelight.core.masks import Dense, Mask, Spans
 from limelight.matrix.statistics.distance import Distance
 from limelight.matrix.statistics.entropy import Entropy
 from limelight.matrix.statistics.mass import Mass
@@ -24,134 +23,47 @@ from limelight.matrix.statistics.pool import Pool
 from limelight.matrix.statistics.profile import Profile
 from limelight.matrix.statistics.received import Received
 from limelight.matrix.statistics.similarity import Similarity, unscaled_products
-from limelight.matrix.statistics.top import Top, TopK
+from limelight.matrix.statistics.top import TopK
 from limelight.matrix.statistics.transposed import TransposedMatmul
 from limelight.parallel.group import Processes
 from limelight.parallel.layouts import Run
 from limelight.parallel.shards import Rectangle, Shards, cut_mask
 
-Share = Tensor | None
-
 
 class RowPart:
-    """The sum of a row statistic so far, ``(B, H, n)``; by default parts are weighted by their shares and added."""
+    """A statistic of rows that is a sum over keys, with the normalisers of whole rows."""
 
     def __init__(self, statistic: Any, shards: Shards) -> None:
-        self.statistic, self._shards = statistic, shards
-        B, H, n, _ = shards.q.shape
-        self.total = torch.zeros(B, H, n, dtype=shards.problem.compute_dtype, device=shards.q.device)
+        self.statistic = statistic
+        self.total = torch.zeros(shards.q.shape[:3], dtype=shards.problem.compute_dtype)
 
     def part(self, where: Rectangle, rows: slice) -> Statistic | None:
-        """The statistic to compute in a rectangle, or None where there is nothing."""
+        """The statistic to compute in a rectangle."""
         found: Statistic = self.statistic
         return found
 
-    def add(self, rows: slice, where: Rectangle, outputs: list[Tensor], old: Share, new: Share) -> None:
+    def add(self, rows: slice, outputs: list[Tensor]) -> None:
         """Add what the kernel wrote for a rectangle."""
-        self._add(rows, outputs[0], old, new)
-
-    def skip(self, rows: slice, old: Share) -> None:
-        """Weigh what is there, where a rectangle has nothing to add."""
-        if old is not None:
-            self._add(rows, torch.zeros_like(self.total[:, :, rows]), old, torch.zeros_like(old))
-
-    def _add(self, rows: slice, x: Tensor, old: Share, new: Share) -> None:
-        self.total[:, :, rows] = _weighted(self.total[:, :, rows], old) + _weighted(x, new)
-
-    def result(self) -> Any:
-        """Make the result."""
-        return self.total
+        self.total[:, :, rows] += outputs[0]
 
 
-def _weighted(x: Tensor, share: Share) -> Tensor:
-    return x if share is None else torch.where(share == 0, 0.0, x * share)
+class MaskPart:
+    """The mask of a statistic of rows, of which each rectangle takes its part."""
 
+    def __init__(self, mask: Mask, shards: Shards) -> None:
+        self._whole = mask.lower(shards.N, shards.M)
 
-class EntropyPart(RowPart):
-    """``-Σ a log a``; a part with the share s has the entropy ``s (h - log s)`` in the whole."""
-
-    def _add(self, rows: slice, x: Tensor, old: Share, new: Share) -> None:
-        def scaled(h: Tensor, share: Share) -> Tensor:
-            return h if share is None else torch.where(share == 0, 0.0, share * (h - torch.log(share)))
-
-        self.total[:, :, rows] = scaled(self.total[:, :, rows], old) + scaled(x, new)
-
-
-class MaxPart(RowPart):
-    """The largest weight."""
-
-    def _add(self, rows: slice, x: Tensor, old: Share, new: Share) -> None:
-        self.total[:, :, rows] = torch.maximum(_weighted(self.total[:, :, rows], old), _weighted(x, new))
-
-
-class MassPart(RowPart):
-    """The weight on the keys that a mask allows, of which each rectangle takes its part."""
-
-    def __init__(self, statistic: Mass, shards: Shards) -> None:
-        super().__init__(statistic, shards)
-        self._mask = statistic.mask.lower(shards.N, shards.M)
-
-    def part(self, where: Rectangle, rows: slice) -> Statistic | None:
-        found = cut_mask(self._mask, where.queries, where.keys)
-        return None if found is None else Mass(_as_mask(found, where))
-
-
-def _as_mask(lowered: Lowered, where: Rectangle) -> Mask:
-    spans, dense = lowered
-    if spans is None and dense is None:
-        spans = torch.tensor([0, where.keys.length], dtype=torch.int32).expand(1, where.queries.length, 1, 2)
-    masks: list[Mask] = [] if spans is None else [Spans(spans.contiguous())]
-    masks += [] if dense is None else [Dense(dense)]
-    return masks[0] if len(masks) == 1 else masks[0] & masks[1]
-
-
-class TopPart(RowPart):
-    """The largest weights and their keys; of each rectangle the largest are candidates."""
-
-    def __init__(self, statistic: TopK, shards: Shards) -> None:
-        super().__init__(statistic, shards)
-        B, H, n, _ = shards.q.shape
-        shape = (B, H, n, statistic.k)
-        self.total = torch.zeros(shape, dtype=shards.problem.compute_dtype)
-        self.keys = torch.full(shape, shards.M)
-
-    def part(self, where: Rectangle, rows: slice) -> Statistic | None:
-        return TopK(min(self.statistic.k, where.keys.length))
-
-    def add(self, rows: slice, where: Rectangle, outputs: list[Tensor], old: Share, new: Share) -> None:
-        values, keys = outputs
-        values = _weighted(values, None if new is None else new[..., None])
-        keys = torch.where(values > 0, keys + where.keys.begin, self._shards.M)
-        before = _weighted(self.total[:, :, rows], None if old is None else old[..., None])
-        every, places = torch.cat([before, values], -1), torch.cat([self.keys[:, :, rows], keys], -1)
-        places, order = places.sort(-1)  # ties go to the lower key
-        every, best = every.gather(-1, order).sort(dim=-1, descending=True, stable=True)
-        k = self.statistic.k
-        self.total[:, :, rows], self.keys[:, :, rows] = every[..., :k], places.gather(-1, best)[..., :k]
-
-    def skip(self, rows: slice, old: Share) -> None:
-        if old is not None:
-            self.total[:, :, rows] = _weighted(self.total[:, :, rows], old[..., None])
-
-    def result(self) -> Top:
-        """Fill rows that see fewer keys with the first ones that have no weight, as ``torch.topk`` would."""
-        keys = torch.where(self.total > 0, self.keys, self._shards.M)
-        short = (self.total == 0).any(-1)
-        if bool(short.any()):
-            keys[short] = _filled(keys[short], self._shards.M)
-        return Top(self.total, keys)
-
-
-def _filled(keys: Tensor, M: int) -> Tensor:
-    """Replace keys that are ``M`` in each row ``(rows, k)`` by the lowest that are not in the row."""
-    k = keys.shape[1]
-    few = torch.arange(min(2 * k, M))
-    taken = torch.zeros(len(keys), len(few) + 1, dtype=torch.bool)
-    taken.scatter_(1, keys.clamp(max=len(few)), True)
-    free = taken[:, : len(few)].to(torch.uint8).sort(dim=1, stable=True).indices[:, :k]
-    missing = keys == M
-    number = (missing.cumsum(1) - 1).clamp(min=0)
-    return torch.where(missing, free.gather(1, number), keys)
+    def of(self, where: Rectangle) -> Mask:
+        """The part of the mask in a rectangle."""
+        found = cut_mask(self._whole, where.queries, where.keys)
+        if found is None:
+            return Spans(torch.zeros(1, where.queries.length, 1, 2, dtype=torch.int32))
+        spans, dense = found
+        if spans is None and dense is None:
+            spans = torch.tensor([0, where.keys.length], dtype=torch.int32).expand(1, where.queries.length, 1, 2)
+        masks: list[Mask] = [] if spans is None else [Spans(spans.contiguous())]
+        masks += [] if dense is None else [Dense(dense)]
+        return masks[0] if len(masks) == 1 else masks[0] & masks[1]
 
 
 class KeyPart:
@@ -279,12 +191,6 @@ class _PartOfPicture(Pool):
         return [*super().numbers(), self.first_query, self.queries, self.first_key, self.keys]
 
 
-ROWS: dict[type, type[RowPart]] = {
-    Entropy: EntropyPart,
-    Mass: MassPart,
-    Distance: RowPart,
-    Max: MaxPart,
-    TopK: TopPart,
-}
+ROWS = (Entropy, Mass, Distance, Max, TopK)
 KEYS: dict[type, type[KeyPart]] = {Received: KeyPart, TransposedMatmul: KeyPart}
 WHOLE: dict[type, type[WholePart]] = {Profile: ProfilePart, Pool: PoolPart, Similarity: SimilarityPart}

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from limelight.backends import Normalisers, native
+from limelight.backends import Normalisers, RunningRows, native
 from limelight.backends.gradients import Gradients, Wanted, sink_weight
 from limelight.core.checks import check_dropout
 from limelight.core.problem import AttentionOptions, LoweredSpec, spec_of
 from limelight.parallel.layouts import Layout, Run
-from limelight.parallel.merging import Merged
 from limelight.parallel.ring import Return, Ring, Tick, packed, packed_size, unpacked
 from limelight.parallel.shards import Shards, cut_tensor, places_of
 
@@ -87,8 +86,7 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shards: Shards, q: Tensor, k: Tensor, v: Tensor, *learned: Any) -> tuple[Tensor, Tensor]:
         """Return the output and the log-sum-exp."""
-        out, merged, ring = ring_forward(shards, v)
-        lse, scaled = merged.normalisers()
+        out, (lse, scaled), ring = ring_forward(shards, v)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, scaled, *(x if isinstance(x, Tensor) else None for x in learned))
         ctx.shards, ctx.ring = shards, ring
@@ -159,35 +157,23 @@ def make_ring(shards: Shards, width: int) -> Ring:
     return Ring(shards.processes, blocks, sees)
 
 
-def ring_forward(shards: Shards, v: Tensor) -> tuple[Tensor, Merged, Ring]:
+def ring_forward(shards: Shards, v: Tensor) -> tuple[Tensor, Normalisers, Ring]:
     """Compute the output and the normalisers of the own queries."""
     q, k = shards.q, shards.k
     B, Hq, n, _ = q.shape
-    dtype = shards.problem.compute_dtype
     ring = make_ring(shards, q.shape[3] + v.shape[3])
     blocks = KeyValueBlocks(shards, ring, [k, v])
-    out = torch.zeros(B, Hq, n, v.shape[3], dtype=dtype, device=q.device)
-    merged = Merged((B, Hq, n), dtype, q.device)
-    queries = shards.query_blocks(v.shape[3])
+    running = RunningRows.empty((B, Hq, n), v.shape[3], shards.problem.compute_dtype)
 
     def meet(keys: Run, k: Tensor, v: Tensor) -> None:
-        v = v.to(dtype)  # partial outputs are not rounded
-        for run, rows in queries:
-            part = shards.rectangle(run, keys)
-            if part is None:
-                continue
-            found, normalisers = native.forward_with_normalisers(
-                q[:, :, rows], k, v, part.spec, part.sizes(q, k), place=part.place
-            )
-            old, new = merged.add(rows, normalisers)
-            out[:, :, rows].mul_(old[..., None]).addcmul_(found, new[..., None])
+        for part, rows in shards.rectangles(keys):
+            native.accumulate(q[:, :, rows], k, v, part.spec, part.sizes(q, k), running.rows(rows), place=part.place)
 
     for _, _, keys, tensors in blocks.travel():
         if keys is not None:
             meet(keys, *tensors)
-    if shards.lowered.sink is not None:
-        out.mul_(merged.add_sink(shards.lowered.sink, float(shards.lowered.temperature))[..., None])
-    return out.to(v.dtype), merged, ring
+    running.join_sink(shards.lowered)
+    return running.output(shards.dropout).to(v.dtype), running.normalisers(), ring
 
 
 class Saved(NamedTuple):
@@ -239,14 +225,10 @@ def ring_backward(shards: Shards, ring: Ring, saved: Saved, wanted: Wanted) -> l
     dtype = shards.problem.compute_dtype
     q, k, v, out, (lse, scaled), dout, dlse = saved
     blocks = KeyValueBlocks(shards, ring, [k, v])
-    queries = shards.query_blocks(q.shape[3])
     inner = wanted._replace(sink=False)
 
     def meet(keys: Run, k: Tensor, v: Tensor, dk: Tensor, dv: Tensor) -> None:
-        for run, rows in queries:
-            part = shards.rectangle(run, keys)
-            if part is None:
-                continue
+        for part, rows in shards.rectangles(keys):
             found = native.backward(
                 dout[:, :, rows],
                 None if dlse is None else dlse[:, :, rows],
@@ -260,7 +242,7 @@ def ring_backward(shards: Shards, ring: Ring, saved: Saved, wanted: Wanted) -> l
                 place=part.place,
                 into=(sums.q[:, :, rows], dk, dv),
             )
-            sums.add(run, keys, found)
+            sums.add(part.queries, keys, found)
 
     def take(b: int, tensors: list[Tensor]) -> None:
         for total, x in zip(sums.of_keys(blocks.own[b][1]), tensors, strict=True):

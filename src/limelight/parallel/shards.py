@@ -7,6 +7,7 @@ cut, and its ``Place`` says where it lies, for distances and for dropout's rando
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -22,8 +23,7 @@ from limelight.parallel.group import Processes
 from limelight.parallel.layouts import Contiguous, Layout, Run, Runs
 
 _BLOCK_BYTES = 3 * 2**19  # of keys and values that travel together; four are in memory
-_OUTPUT_BYTES = 2**20  # of outputs that are merged at a time
-_SHORTEST = 256  # rows
+_SHORTEST = 256  # keys
 
 
 class Rectangle(NamedTuple):
@@ -83,6 +83,7 @@ class Shards:
             raise failed
         else:  # all processes know them, and what they need to know of one another
             found = {"queries": [q.shape[-2]], "keys": [sum(run.length for run in runs) for runs in key_runs]}
+            found["seed"] = [int(seed)]
         assert local is not None
         self.local = local  # queries and keys of this process, checked; without mask and bias
         self.q, self.k, self._shape = local.q, local.k, q.shape
@@ -147,13 +148,9 @@ class Shards:
 
     def key_blocks(self, width: int) -> list[list[Run]]:
         """The keys of every process in runs that travel together; ``width`` numbers belong to a key and head."""
-        most = _rows_at_a_time(_BLOCK_BYTES, self.k.shape[0] * self.k.shape[1] * width * self.k.itemsize)
+        bytes_per_key = self.k.shape[0] * self.k.shape[1] * width * self.k.itemsize
+        most = max(_SHORTEST, _BLOCK_BYTES // max(bytes_per_key, 1) // 64 * 64)
         return [[part for run in runs for part in run.split(most)] for runs in self.key_runs]
-
-    def query_blocks(self, width: int) -> list[tuple[Run, slice]]:
-        """The queries of this process in runs that are computed together, and where they lie in its tensors."""
-        most = _rows_at_a_time(_OUTPUT_BYTES, self.q.shape[0] * self.q.shape[1] * width * 4)
-        return places_of([part for run in self.own_queries for part in run.split(most)])
 
     def sees(self, queries: Run, keys: Run) -> bool:
         """Return False where no query may attend to any of the keys."""
@@ -163,6 +160,27 @@ class Shards:
             if not bool(((begin < end) & (begin < keys.end) & (end > keys.begin)).any()):
                 return False
         return dense is None or bool(cut_tensor(dense, queries, keys).any())
+
+    def rectangles(self, keys: Run) -> Iterator[tuple[Rectangle, slice]]:
+        """The parts of the problem in which own queries see some of the keys, and where their rows lie in ``q``."""
+        if 0 in self.q.shape[:2]:
+            return
+        for run, rows in places_of(self.own_queries):
+            seen = self._that_see(run, keys)
+            part = self.rectangle(seen, keys) if seen.length else None
+            if part is not None:
+                first = rows.start + seen.begin - run.begin
+                yield part, slice(first, first + seen.length)
+
+    def _that_see(self, queries: Run, keys: Run) -> Run:
+        """The queries from the first to the last one whose spans have some of the keys."""
+        if self.lowered.spans is None:
+            return queries
+        begin, end = self.lowered.spans[:, queries.begin : queries.end].unbind(-1)
+        sees = ((begin < end) & (begin < keys.end) & (end > keys.begin)).any(-1).any(0).nonzero()
+        if not len(sees):
+            return Run(queries.begin, queries.begin)
+        return Run(queries.begin + int(sees[0]), queries.begin + int(sees[-1]) + 1)
 
     def rectangle(self, queries: Run, keys: Run) -> Rectangle | None:
         """The part of the problem in a rectangle, or None where nothing is seen there. It has no sink."""
@@ -185,10 +203,6 @@ class Shards:
     def place(self, queries: Run, keys: Run) -> Place:
         """The place of a rectangle in the whole matrix."""
         return Place(self.M - self.N + queries.end - keys.end, queries.begin, keys.begin)
-
-
-def _rows_at_a_time(most: int, bytes_per_row: int) -> int:
-    return max(_SHORTEST, most // max(bytes_per_row, 1) // 64 * 64)
 
 
 def _needs(x: Any) -> bool:

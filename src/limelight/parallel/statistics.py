@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from limelight.backends import Normalisers, Statistic, native
+from limelight.core.problem import Sizes
 from limelight.matrix.statistics.distance import Distance
 from limelight.matrix.statistics.entropy import Entropy
+from limelight.matrix.statistics.mass import Mass
 from limelight.parallel.layouts import Run
-from limelight.parallel.merging import Merged, share_of
-from limelight.parallel.partials import KEYS, ROWS, WHOLE, KeyPart, RowPart, WholePart
+from limelight.parallel.partials import KEYS, ROWS, WHOLE, KeyPart, MaskPart, RowPart, WholePart
 from limelight.parallel.ring import Return, packed, packed_size, unpacked
 from limelight.parallel.ring_attention import KeyValueBlocks, make_ring
 from limelight.parallel.shards import Rectangle, Shards
@@ -25,55 +26,50 @@ def compute(shards: Shards, asked: Sequence[Statistic], known: Normalisers | Non
     Statistics of rows come with the normalisers in one pass; those of keys and of the whole need the normalisers
     first, and come in a second pass unless these are known.
     """
-    results: dict[int, Any] = {}
-    rows = {n: ROWS[type(x)](x, shards) for n, x in enumerate(asked) if type(x) in ROWS}
+    rows = {n: x for n, x in enumerate(asked) if type(x) in ROWS}
     keys = {n: KEYS[type(x)](x, shards) for n, x in enumerate(asked) if type(x) in KEYS}
     whole = {n: WHOLE[type(x)](x, shards) for n, x in enumerate(asked) if type(x) in WHOLE}
     assert len(rows) + len(keys) + len(whole) == len(asked)
-    if known is None:
-        known = _row_pass(shards, list(rows.values()))
-        late: list[RowPart] = []
-    else:
-        late = list(rows.values())
-    if late or keys or whole:
-        sums = _known_pass(shards, known, late, list(keys.values()), list(whole.values()))
-        results |= {n: part.result(own) for (n, part), own in zip(keys.items(), sums, strict=True)}
-    results |= {n: part.result() for n, part in rows.items()}
+    results: dict[int, Any] = {}
+    sums: dict[int, RowPart] = {}
+    if known is not None and (keys or whole) and _are_sums(rows.values(), known):
+        sums = {n: RowPart(x, shards) for n, x in rows.items()}
+    elif known is None or rows:
+        found, known = _row_pass(shards, list(rows.values()))
+        results |= dict(zip(rows, found, strict=True))
+    if keys or whole:
+        of_keys = _known_pass(shards, known, list(sums.values()), list(keys.values()), list(whole.values()))
+        results |= {n: part.result(own) for (n, part), own in zip(keys.items(), of_keys, strict=True)}
+    results |= {n: part.total for n, part in sums.items()}
     results |= {n: part.result(shards.processes) for n, part in whole.items()}
     return [results[n] for n in range(len(asked))], known
 
 
-def _row_pass(shards: Shards, parts: list[RowPart]) -> Normalisers:
-    """Find the normalisers of the own queries and, on the way, statistics of rows."""
+def _are_sums(rows: Iterable[Statistic], known: Normalisers) -> bool:
+    """Return True where the kernels compute statistics of rows in the pass over columns, from known normalisers."""
+    return all(isinstance(x, (Entropy, Distance)) for x in rows) and bool(known.scaled.isfinite().all())
+
+
+def _row_pass(shards: Shards, asked: list[Statistic]) -> tuple[list[Any], Normalisers]:
+    """Find statistics of the own queries' rows, and their normalisers."""
     q, k = shards.q, shards.k
-    B, H, n, D = q.shape
-    merged = Merged((B, H, n), shards.problem.compute_dtype, q.device)
+    B, Hq, n, D = q.shape
     blocks = KeyValueBlocks(shards, make_ring(shards, D), [k])
+    masks = {id(x): MaskPart(x.mask, shards) for x in asked if x.mask is not None}
+    running = native.RunningStatistics(q, k.shape[1], shards.lowered, asked)
     for _, _, keys, tensors in blocks.travel():
-        for where, rows in _rectangles(shards, keys):
-            wanted = [x.part(where, rows) for x in parts]
-            present = [x for x in wanted if x is not None]
-            outputs, found = native.statistics_outputs(
-                q[:, :, rows], tensors[0], where.spec, where.sizes(q, k), present, None, where.place
-            )
-            old, new = merged.add(rows, found)
-            written = iter(outputs)
-            for part, asked in zip(parts, wanted, strict=True):
-                if asked is None:
-                    part.skip(rows, old)
-                else:
-                    part.add(rows, where, next(written), old, new)
-    if shards.lowered.sink is not None:
-        share = merged.add_sink(shards.lowered.sink, float(shards.lowered.temperature))
-        for part in parts:
-            part.skip(slice(0, n), share)
-    return merged.normalisers()
+        for where, rows in () if keys is None else shards.rectangles(keys):
+            parts = [Mass(masks[id(x)].of(where)) if id(x) in masks else x for x in asked]
+            running.add(rows, tensors[0], where.spec, parts, where.place)
+    outputs, normalisers = running.outputs()
+    sizes = Sizes(B, Hq, k.shape[1], n, shards.M, D)
+    return [x.result(out, sizes) for x, out in zip(asked, outputs, strict=True)], normalisers
 
 
 def _known_pass(
     shards: Shards,
     known: Normalisers,
-    rows_parts: list[RowPart],
+    row_parts: list[RowPart],
     key_parts: list[KeyPart],
     whole_parts: list[WholePart],
 ) -> list[Tensor]:
@@ -82,16 +78,15 @@ def _known_pass(
     dtype = shards.problem.compute_dtype
     ring = make_ring(shards, q.shape[3])
     blocks = KeyValueBlocks(shards, ring, [k])
-    alone = rows_parts if not _come_along(rows_parts, known, bool(key_parts or whole_parts)) else []
-    parts: list[Any] = [*(x for x in rows_parts if x not in alone), *whole_parts, *key_parts]
+    parts: list[Any] = [*row_parts, *whole_parts, *key_parts]
 
     def meet(keys: Run, k_block: Tensor) -> list[Tensor]:
         sums = {id(x): torch.zeros(x.shape(keys), dtype=dtype) for x in key_parts}
-        for where, rows in _rectangles(shards, keys):
+        for where, rows in shards.rectangles(keys):
             normalisers = Normalisers(known.lse[:, :, rows], known.scaled[:, :, :, rows])
-            for part, written, share in _outputs(shards, where, rows, k_block, parts, alone, normalisers):
+            for part, written in _outputs(shards, where, rows, k_block, parts, normalisers):
                 if isinstance(part, RowPart):
-                    part.add(rows, where, written, None, share)
+                    part.add(rows, written)
                 elif isinstance(part, WholePart):
                     part.add(where, written)
                 else:
@@ -130,46 +125,15 @@ def _returning(
     return Return(ring, lambda run: packed_size(shapes(run)), take)
 
 
-def _come_along(parts: list[RowPart], known: Normalisers, has_columns: bool) -> bool:
-    """Return True where the kernels compute statistics of rows in the pass over columns, from known normalisers.
-
-    In a pass of their own they normalise by the keys that they see, and are weighted by these keys' share.
-    """
-    only_sums = all(isinstance(x.statistic, (Entropy, Distance)) for x in parts)
-    return only_sums and has_columns and bool(known.scaled.isfinite().all())
-
-
 def _outputs(
-    shards: Shards,
-    where: Rectangle,
-    rows: slice,
-    k: Tensor,
-    parts: list[Any],
-    alone: list[RowPart],
-    known: Normalisers,
-) -> Iterator[tuple[Any, list[Tensor], Tensor | None]]:
-    """Yield what the kernels write for each part in a rectangle, and the share of its keys where that is not in it."""
-    for some, normalisers in ((parts, known), (alone, None)):
-        asked = [(x, x.part(where, rows)) for x in some]
-        present = [(x, statistic) for x, statistic in asked if statistic is not None]
-        if present:
-            outputs, found = native.statistics_outputs(
-                shards.q[:, :, rows],
-                k,
-                where.spec,
-                where.sizes(shards.q, k),
-                [statistic for _, statistic in present],
-                normalisers,
-                where.place,
-            )
-            share = share_of(found, known) if normalisers is None else None
-            for (part, _), written in zip(present, outputs, strict=True):
-                yield part, written, share
-
-
-def _rectangles(shards: Shards, keys: Run | None) -> list[tuple[Rectangle, slice]]:
-    """The rectangles of the own queries and a block of keys in which something is seen."""
-    if keys is None or 0 in shards.q.shape[:2]:
+    shards: Shards, where: Rectangle, rows: slice, k: Tensor, parts: list[Any], known: Normalisers
+) -> list[tuple[Any, list[Tensor]]]:
+    """The parts that a rectangle has something for, and what the kernels write for each."""
+    asked = [(x, x.part(where, rows)) for x in parts]
+    present = [(x, statistic) for x, statistic in asked if statistic is not None]
+    if not present:
         return []
-    found = ((shards.rectangle(run, keys), rows) for run, rows in shards.query_blocks(shards.q.shape[3]))
-    return [(where, rows) for where, rows in found if where is not None]
+    q = shards.q[:, :, rows]
+    statistics = [statistic for _, statistic in present]
+    outputs, _ = native.statistics_outputs(q, k, where.spec, where.sizes(q, k), statistics, known, where.place)
+    return [(part, written) for (part, _), written in zip(present, outputs, strict=True)]

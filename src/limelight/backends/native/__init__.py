@@ -4,7 +4,16 @@ from limelight.backends.native.description import WHOLE, Place
 from limelight.backends.native.extension import built, kernels
 from limelight.backends.native.gradient import backward
 from limelight.backends.native.memory import empty_output, readable, zeros_like
-from limelight.backends.native.outputs import Cut, attention, cut, forward, forward_int8, forward_with_normalisers
+from limelight.backends.native.outputs import (
+    Cut,
+    accumulate,
+    attention,
+    cut,
+    forward,
+    forward_int8,
+    forward_with_normalisers,
+)
+from limelight.backends.native.running_statistics import RunningStatistics
 from limelight.backends.native.statistic_requests import statistics, statistics_outputs
 from limelight.backends.native.tokens import linear, linears, move_to_large_pages, rms_norm, rotate
 
@@ -18,6 +27,8 @@ __all__ = [
     "WHOLE",
     "Cut",
     "Place",
+    "RunningStatistics",
+    "accumulate",
     "attention",
     "available_isas",
     "backward",

@@ -13,6 +13,7 @@ from limelight.backends.native.addresses import address, allowed_keys
 from limelight.backends.native.description import WHOLE, Operands, Place
 from limelight.backends.native.extension import TYPES, kernels
 from limelight.backends.native.memory import empty_output, readable
+from limelight.backends.running_rows import RunningRows
 from limelight.core.masks import lower_mask
 from limelight.core.problem import LoweredSpec, Problem, Sizes, compute_dtype
 
@@ -99,6 +100,32 @@ def _run_forward(
     operands = Operands(lowered, q, sizes)
     _forward(operands.problem(q, k, v, out, lse=lse, scaled=scaled, place=place), _threads())
     return out
+
+
+def accumulate(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lowered: LoweredSpec,
+    sizes: Sizes,
+    running: RunningRows,
+    *,
+    place: Place = WHOLE,
+) -> None:
+    """Add keys and values to the running softmax of the rows of ``q``. A sink has no part in it."""
+    q, k, v = readable("q", q), readable("k", k), readable("v", v)
+    m, total, o = running
+    assert m.dtype is total.dtype is o.dtype is compute_dtype(q)
+    assert m.stride() == total.stride()
+    assert o.stride(3) == 1
+    if not (sizes.B and sizes.Hq and sizes.N and sizes.M):
+        return
+    operands = Operands(lowered, q, sizes)
+    problem = operands.problem(q, k, v, v[..., :0], place=place)
+    rows = kernels.RunningRows(
+        problem, o=address(o), o_strides=o.stride(), m=address(m), l=address(total), strides=m.stride()
+    )
+    kernels.accumulate(problem, rows, _threads())
 
 
 def forward_int8(q: Tensor, k: Int8Rows, v: Int8Rows, lowered: LoweredSpec, sizes: Sizes) -> Tensor:

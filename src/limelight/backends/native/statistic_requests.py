@@ -52,7 +52,7 @@ def statistics_outputs(
     masks = [None if x.mask is None else lower_mask(x.mask, sizes.N, sizes.M) for x in asked]
     tensors = [None if x.operand is None else readable("u", x.operand) for x in asked]
     requests = [
-        _request(statistic, out, mask, u, sizes)
+        request(statistic, out, mask, u, sizes)
         for statistic, out, mask, u in zip(asked, outputs, masks, tensors, strict=True)
     ]
     windows = {x.window for x in asked if x.window is not None}
@@ -65,9 +65,10 @@ def statistics_outputs(
     return outputs, normalisers
 
 
-def _request(
+def request(
     statistic: Statistic, outputs: list[Tensor], mask: LoweredMask | None, rows: Tensor | None, sizes: Sizes
 ) -> kernels.Request:
+    """Describe a statistic, the tensors that it writes, and the mask and the tensor that it takes."""
     allowed = allowed_keys(mask, sizes)
     if rows is None:
         return kernels.Request(

@@ -409,6 +409,7 @@ class _Link(Processes):
             patch.setattr(native, "accumulate", counted)
             patch.setattr(shards, "_BLOCK_BYTES", 1)
             patch.setattr(shards, "_SHORTEST", 16)
+            patch.setattr(shards, "_TILE", 1)
             parallel.attention(x, x, x, group=self, **options)
 
 

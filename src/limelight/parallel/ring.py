@@ -3,9 +3,9 @@
 In round ``t`` process ``r`` works with what process ``r - t`` holds, block by block. Every block goes straight from
 the process that holds it to each that needs it, so that what a process does not see is not sent to it, and nothing is
 passed on. All processes go through the same ticks; in each, a process receives at most one block and sends at most
-one. Blocks that are needed are spread evenly over the ticks of their round, and the process's own blocks over all
-ticks, so that there is something to compute while a block is on its way, and processes whose work is balanced are at
-the same tick. The blocks of two ticks are in memory.
+one. Blocks that are needed are spread evenly over the ticks of their round, and the work with the process's own keys
+over all ticks, so that there is something to compute while a block is on its way, and processes whose work is balanced
+are at the same tick. The blocks of two ticks are in memory, which later ticks take over.
 """
 
 from __future__ import annotations
@@ -62,36 +62,59 @@ class Ring:
         """The process that this one's blocks go to in round ``t``."""
         return (self.processes.rank + t) % self.processes.size
 
-    def travel(
-        self, pack: Callable[[int], Tensor], size: Callable[[Run], int]
-    ) -> Iterator[tuple[Tick | None, int, Tensor | None]]:
-        """Yield ``(tick, block, bytes)`` for every tick, and ``(None, block, None)`` for the process's own blocks.
+    @property
+    def ticks(self) -> int:
+        """The number of ticks."""
+        return len(self._ticks)
 
-        ``pack(b)`` makes the bytes of this process's block ``b``, ``size(run)`` is their number. A tick in which
+    def travel(
+        self, pack: Callable[[int, Tensor], None], size: Callable[[Run], int], pieces: int
+    ) -> Iterator[tuple[Tick | None, int, Tensor | None]]:
+        """Yield ``(tick, block, bytes)`` for every tick, and ``(None, i, None)`` for pieces of the process's own work.
+
+        ``pack(b, bytes)`` writes this process's block ``b``, ``size(run)`` is the number of its bytes. A tick in which
         nothing is received has no bytes.
         """
-        own, ticks = len(self.blocks[self.processes.rank]), len(self._ticks)
-        if not ticks:
-            yield from ((None, b, None) for b in range(own))
-        following = self._begin(0, pack, size)
+        if not self.ticks:
+            yield from ((None, i, None) for i in range(pieces))
+        rooms = _Rooms(self, size)
+        following = self._begin(0, pack, rooms)
         for n, tick in enumerate(self._ticks):
-            present, following = following, self._begin(n + 1, pack, size)
-            yield from ((None, b, None) for b in range(n * own // ticks, (n + 1) * own // ticks))
+            present, following = following, self._begin(n + 1, pack, rooms)
+            yield from ((None, i, None) for i in range(n * pieces // self.ticks, (n + 1) * pieces // self.ticks))
             yield tick, tick.receives or 0, present.receive()
             present.finish()
 
-    def _begin(self, n: int, pack: Callable[[int], Tensor], size: Callable[[Run], int]) -> Exchange:
-        if n >= len(self._ticks):
+    def _begin(self, n: int, pack: Callable[[int, Tensor], None], rooms: _Rooms) -> Exchange:
+        if n >= self.ticks:
             return Exchange(self.processes, [], None, 0, None, 0)
         t, receives, sends = self._ticks[n]
         source = self.source(t)
-        send = None if sends is None else pack(sends)
-        receive = None if receives is None else self.room(size(self.blocks[source][receives]))
+        send = None if sends is None else rooms.take(n, "send", self.blocks[self.processes.rank][sends])
+        receive = None if receives is None else rooms.take(n, "receive", self.blocks[source][receives])
+        if send is not None and sends is not None:
+            pack(sends, send)
         return self.processes.exchange(send, self.target(t), receive, source)
 
     def room(self, n: int) -> Tensor:
         """Memory for a message of ``n`` bytes."""
         return torch.empty(n, dtype=torch.uint8, device=self.processes.device)
+
+
+class _Rooms:
+    """Memory for the messages of two ticks; tick ``n`` takes that of tick ``n - 2``, which is over."""
+
+    def __init__(self, ring: Ring, size: Callable[[Run], int]) -> None:
+        self._ring, self._size = ring, size
+        self._rooms: dict[tuple[int, str], Tensor] = {}
+
+    def take(self, n: int, way: str, run: Run) -> Tensor:
+        """Return memory for the block of a run."""
+        size = self._size(run)
+        found = self._rooms.get((n % 2, way))
+        if found is None or len(found) < size:
+            found = self._rooms[n % 2, way] = self._ring.room(size)
+        return found[:size]
 
 
 def _spread(blocks: list[int], ticks: int) -> list[int | None]:
@@ -137,12 +160,17 @@ class Return:
 def packed(tensors: Sequence[Tensor]) -> Tensor:
     """Return the bytes of tensors one after the other, each from an aligned place on."""
     out = torch.empty(sum(_room(x.numel() * x.itemsize) for x in tensors), dtype=torch.uint8, device=tensors[0].device)
+    pack(tensors, out)
+    return out
+
+
+def pack(tensors: Sequence[Tensor], out: Tensor) -> None:
+    """Write the bytes of tensors one after the other, each from an aligned place on."""
     first = 0
     for x in tensors:
         n = x.numel() * x.itemsize
         out[first : first + n].view(x.dtype).view(x.shape).copy_(x)
         first += _room(n)
-    return out
 
 
 def unpacked(message: Tensor, shapes: Sequence[tuple[Sequence[int], torch.dtype]]) -> list[Tensor]:

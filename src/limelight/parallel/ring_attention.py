@@ -14,7 +14,7 @@ from limelight.backends.gradients import Gradients, Wanted, sink_weight
 from limelight.core.checks import check_dropout
 from limelight.core.problem import AttentionOptions, LoweredSpec, spec_of
 from limelight.parallel.layouts import Layout, Run
-from limelight.parallel.ring import Return, Ring, Tick, packed, packed_size, unpacked
+from limelight.parallel.ring import Return, Ring, Tick, pack, packed_size, unpacked
 from limelight.parallel.shards import Shards, cut_tensor, places_of
 
 if TYPE_CHECKING:
@@ -106,6 +106,16 @@ class _RingAttention(torch.autograd.Function):
         return None, dq, dk, dv, *gradients
 
 
+class Meeting(NamedTuple):
+    """Keys and values that some of the own queries meet."""
+
+    tick: Tick | None  # None for the process's own keys
+    keys: Run | None  # None in a tick in which no block comes
+    tensors: list[Tensor]
+    rows: slice  # of the queries
+    at: slice | None  # of the keys, where they are the process's own
+
+
 class KeyValueBlocks:
     """Keys and values of this process in blocks, and those of the others as they arrive."""
 
@@ -121,27 +131,26 @@ class KeyValueBlocks:
         """The bytes of a block."""
         return packed_size(self.shapes(run))
 
-    def _pack(self, b: int) -> Tensor:
+    def _pack(self, b: int, out: Tensor) -> None:
         _, at = self.own[b]
-        return packed([x[:, :, at] for x in self._tensors])
+        pack([x[:, :, at] for x in self._tensors], out)
 
-    def travel(self) -> Iterator[tuple[Tick | None, int, Run | None, list[Tensor]]]:
-        """Yield ``(tick, block, keys, tensors)``; the tick is None for the process's own blocks.
+    def travel(self) -> Iterator[Meeting]:
+        """Yield what the own queries meet: all of them each block that comes, and some at a time all own keys.
 
-        A tick in which no block comes has no keys and no tensors.
+        Blocks that come are short, for several are in memory. The own keys are there as a whole, and few queries that
+        meet all of them are read and written once.
         """
-        for tick, b, message in self._ring.travel(self._pack, self.size):
+        pieces, every = self._shards.pieces(max(self._ring.ticks, 1)), slice(0, self._shards.q.shape[2])
+        for tick, b, message in self._ring.travel(self._pack, self.size, len(pieces)):
             if tick is None:
-                run, at = self.own[b]
-                yield None, b, run, [x[:, :, at] for x in self._tensors]
+                for run, at in places_of(self._shards.own_keys):
+                    yield Meeting(None, run, [x[:, :, at] for x in self._tensors], pieces[b], at)
             elif message is None:
-                yield tick, b, None, []
+                yield Meeting(tick, None, [], every, None)
             else:
                 run = self._ring.blocks[self._ring.source(tick.round)][b]
-                tensors = unpacked(message, self.shapes(run))
-                del message
-                yield tick, b, run, tensors
-                tensors.clear()  # makes room for the next block, whatever names the caller has for it
+                yield Meeting(tick, run, unpacked(message, self.shapes(run)), every, None)
 
 
 def make_ring(shards: Shards, width: int) -> Ring:
@@ -165,13 +174,13 @@ def ring_forward(shards: Shards, v: Tensor) -> tuple[Tensor, Normalisers, Ring]:
     blocks = KeyValueBlocks(shards, ring, [k, v])
     running = RunningRows.empty((B, Hq, n), v.shape[3], shards.problem.compute_dtype)
 
-    def meet(keys: Run, k: Tensor, v: Tensor) -> None:
-        for part, rows in shards.rectangles(keys):
+    def meet(among: slice, keys: Run, k: Tensor, v: Tensor) -> None:
+        for part, rows in shards.rectangles(keys, among):
             native.accumulate(q[:, :, rows], k, v, part.spec, part.sizes(q, k), running.rows(rows), place=part.place)
 
-    for _, _, keys, tensors in blocks.travel():
-        if keys is not None:
-            meet(keys, *tensors)
+    for x in blocks.travel():
+        if x.keys is not None:
+            meet(x.rows, x.keys, *x.tensors)
     running.join_sink(shards.lowered)
     return running.output(shards.dropout).to(v.dtype), running.normalisers(), ring
 
@@ -227,8 +236,8 @@ def ring_backward(shards: Shards, ring: Ring, saved: Saved, wanted: Wanted) -> l
     blocks = KeyValueBlocks(shards, ring, [k, v])
     inner = wanted._replace(sink=False)
 
-    def meet(keys: Run, k: Tensor, v: Tensor, dk: Tensor, dv: Tensor) -> None:
-        for part, rows in shards.rectangles(keys):
+    def meet(among: slice, keys: Run, k: Tensor, v: Tensor, dk: Tensor, dv: Tensor) -> None:
+        for part, rows in shards.rectangles(keys, among):
             found = native.backward(
                 dout[:, :, rows],
                 None if dlse is None else dlse[:, :, rows],
@@ -254,15 +263,16 @@ def ring_backward(shards: Shards, ring: Ring, saved: Saved, wanted: Wanted) -> l
         lambda run: packed_size(blocks.shapes(run, dtype)),
         lambda b, message: take(b, unpacked(message, blocks.shapes(own[b], dtype))),
     )
-    for tick, b, keys, tensors in blocks.travel():
+    for tick, keys, tensors, among, at in blocks.travel():
         if tick is None:
             assert keys is not None
-            meet(keys, *tensors, *sums.of_keys(blocks.own[b][1]))
+            assert at is not None
+            meet(among, keys, *tensors, *sums.of_keys(at))
         elif keys is None:
             back.step(tick, None)
         else:
             message = ring.room(packed_size(blocks.shapes(keys, dtype))).zero_()
-            meet(keys, *tensors, *unpacked(message, blocks.shapes(keys, dtype)))
+            meet(among, keys, *tensors, *unpacked(message, blocks.shapes(keys, dtype)))
             back.step(tick, message)
     back.finish()
     if wanted.sink or wanted.temperature:

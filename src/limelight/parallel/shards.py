@@ -8,6 +8,7 @@ cut, and its ``Place`` says where it lies, for distances and for dropout's rando
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from limelight.parallel.layouts import Contiguous, Layout, Run, Runs
 
 _BLOCK_BYTES = 3 * 2**19  # of keys and values that travel together; four are in memory
 _SHORTEST = 256  # keys
+_TILE = 48  # rows that the kernels compute together, or a multiple of them
 
 
 class Rectangle(NamedTuple):
@@ -161,16 +163,27 @@ class Shards:
                 return False
         return dense is None or bool(cut_tensor(dense, queries, keys).any())
 
-    def rectangles(self, keys: Run) -> Iterator[tuple[Rectangle, slice]]:
-        """The parts of the problem in which own queries see some of the keys, and where their rows lie in ``q``."""
+    def rectangles(self, keys: Run, among: slice | None = None) -> Iterator[tuple[Rectangle, slice]]:
+        """The parts of the problem in which own queries see some of the keys, and where their rows lie in ``q``.
+
+        Only rows in ``among``, where that is given.
+        """
         if 0 in self.q.shape[:2]:
             return
         for run, rows in places_of(self.own_queries):
-            seen = self._that_see(run, keys)
-            part = self.rectangle(seen, keys) if seen.length else None
+            begin, end = (rows.start, rows.stop) if among is None else (among.start, among.stop)
+            first = run.begin - rows.start  # the position of row 0, were it of this run
+            some = Run(first + max(begin, rows.start), first + min(end, rows.stop))
+            seen = self._that_see(some, keys) if some.length > 0 else some
+            part = self.rectangle(seen, keys) if seen.length > 0 else None
             if part is not None:
-                first = rows.start + seen.begin - run.begin
-                yield part, slice(first, first + seen.length)
+                yield part, slice(seen.begin - first, seen.end - first)
+
+    def pieces(self, count: int) -> list[slice]:
+        """The own queries in about so many pieces of whole tiles."""
+        n = self.q.shape[2]
+        ends = sorted({n * i // count // _TILE * _TILE for i in range(1, count)} | {0, n})
+        return [slice(a, b) for a, b in pairwise(ends)]
 
     def _that_see(self, queries: Run, keys: Run) -> Run:
         """The queries from the first to the last one whose spans have some of the keys."""

@@ -57,8 +57,8 @@ def _row_pass(shards: Shards, asked: list[Statistic]) -> tuple[list[Any], Normal
     blocks = KeyValueBlocks(shards, make_ring(shards, D), [k])
     masks = {id(x): MaskPart(x.mask, shards) for x in asked if x.mask is not None}
     running = native.RunningStatistics(q, k.shape[1], shards.lowered, asked)
-    for _, _, keys, tensors in blocks.travel():
-        for where, rows in () if keys is None else shards.rectangles(keys):
+    for _, keys, tensors, among, _ in blocks.travel():
+        for where, rows in () if keys is None else shards.rectangles(keys, among):
             parts = [Mass(masks[id(x)].of(where)) if id(x) in masks else x for x in asked]
             running.add(rows, tensors[0], where.spec, parts, where.place)
     outputs, normalisers = running.outputs()
@@ -80,9 +80,9 @@ def _known_pass(
     blocks = KeyValueBlocks(shards, ring, [k])
     parts: list[Any] = [*row_parts, *whole_parts, *key_parts]
 
-    def meet(keys: Run, k_block: Tensor) -> list[Tensor]:
+    def meet(among: slice, keys: Run, k_block: Tensor) -> list[Tensor]:
         sums = {id(x): torch.zeros(x.shape(keys), dtype=dtype) for x in key_parts}
-        for where, rows in shards.rectangles(keys):
+        for where, rows in shards.rectangles(keys, among):
             normalisers = Normalisers(known.lse[:, :, rows], known.scaled[:, :, :, rows])
             for part, written in _outputs(shards, where, rows, k_block, parts, normalisers):
                 if isinstance(part, RowPart):
@@ -95,10 +95,9 @@ def _known_pass(
 
     own = [torch.zeros(*x.shape(Run(0, k.shape[2])), dtype=dtype) for x in key_parts]
     back = _returning(ring, blocks, key_parts, own, dtype) if key_parts else None
-    for tick, b, keys, tensors in blocks.travel():
-        found = None if keys is None else meet(keys, *tensors)
-        if tick is None and found is not None:
-            _, at = blocks.own[b]
+    for tick, keys, tensors, among, at in blocks.travel():
+        found = None if keys is None else meet(among, keys, *tensors)
+        if at is not None and found is not None:
             for total, x in zip(own, found, strict=True):
                 total[:, :, at] += x
         elif tick is not None and back is not None:

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import limelight as ll
-from conftest import problems
+from conftest import gradient_bounds, problems
 from limelight import parallel
 from limelight.backends import native
 from limelight.parallel import shards
@@ -64,13 +64,14 @@ def _process(rank: int, size: int, port: int, folder: str, names: list[str], tim
     dist.destroy_process_group()
 
 
-def close(got: Tensor, want: Tensor, what: str, tolerance: float) -> None:
-    """Compare with an error relative to the largest number; −∞ and shapes must be the same."""
+def close(got: Tensor, want: Tensor, what: str, tolerance: float, rounding: float = 0.0) -> None:
+    """Compare with an error relative to the largest number, or that of roundings; −∞ and shapes must be the same."""
     assert got.shape == want.shape, f"{what}: {tuple(got.shape)} and {tuple(want.shape)}"
     got, want = got.detach().double(), want.detach().double()
     assert torch.equal(got.isfinite(), want.isfinite()), f"{what}: not finite in other places"
     error = (got - want).nan_to_num(posinf=0, neginf=0).abs()
-    bound = tolerance * (want.nan_to_num(posinf=0, neginf=0).abs().max() if want.numel() else 0.0) + tolerance * 1e-2
+    relative = tolerance * (want.nan_to_num(posinf=0, neginf=0).abs().max() if want.numel() else 0.0)
+    bound = relative + max(tolerance * 1e-2, rounding)
     assert not error.numel() or error.max() <= bound, f"{what}: {error.max():.2e} > {bound:.2e}"
 
 
@@ -117,8 +118,11 @@ def _compare(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], cut: Any,
     close(got, cut(want, 0), "output", tolerance)
     want.backward(g)
     got.backward(cut(g, 0))
+    some = q.numel() and k.numel()
+    bounds = gradient_bounds({"q": q, "k": k, "v": v, **options}, g) if some else dict.fromkeys("qkv", 0.0)
     for name, x, y, which in zip("qkv", own, whole, (0, 1, 1), strict=True):
-        close(x.grad, cut(y.grad, which), f"gradient of {name}", 4 * tolerance)
+        # Rows with one key have a gradient of 0, of which roundings may leave something.
+        close(x.grad, cut(y.grad, which), f"gradient of {name}", 4 * tolerance, 2 * bounds[name])
 
 
 def attention_with_everything() -> None:

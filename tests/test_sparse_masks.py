@@ -214,7 +214,9 @@ TILED = [
 
 
 @pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize("mask", TILED, ids=str)
+@pytest.mark.parametrize(
+    "mask", TILED, ids=lambda x: repr(x) if isinstance(x, Mask) else f"blocks of {x.keywords['block']}"
+)
 @pytest.mark.parametrize(("N", "M"), [(193, 193), (131, 193)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_tiles_that_begin_where_keys_change_equal_the_equation(

@@ -23,7 +23,7 @@ from limelight.parallel.agreement import agree
 from limelight.parallel.group import Processes
 from limelight.parallel.layouts import Contiguous, Layout, Run, Runs
 
-_BLOCK_BYTES = 3 * 2**19  # of keys and values that travel together; four are in memory
+_BLOCK_BYTES = 2**21  # of keys and values that travel together; four are in memory
 _SHORTEST = 256  # keys
 _TILE = 48  # rows that the kernels compute together, or a multiple of them
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import bytes_of_tensors
 from torch import Tensor, nn
 from torch.nn import functional
 
 import limelight as ll
+from conftest import bytes_of_tensors
 from limelight.lens import Grid, prompt_maps
 
 diffusers = pytest.importorskip("diffusers", reason="pip install 'limelight-attention[diffusion]'")

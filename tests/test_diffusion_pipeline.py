@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from tests.conftest import bytes_of_tensors
 from torch import Tensor
 
 import limelight as ll
+from conftest import bytes_of_tensors
 from limelight.lens import prompt_maps
 
 diffusers = pytest.importorskip("diffusers", reason="pip install 'limelight-attention[diffusion]'")

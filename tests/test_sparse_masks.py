@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.conftest import assert_sums_close, largest
 
 import limelight as ll
+from conftest import assert_sums_close, largest
 from limelight.backends import native
 from limelight.core import reference
 from limelight.core.masks import Mask, Spans, lower_mask

@@ -10,10 +10,13 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+
+if TYPE_CHECKING:
+    from limelight.explorer import Explorer
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
@@ -142,8 +145,11 @@ def open_widget(one: Tab, subject: Any, folder: Path, body: str = "", buffers: s
     return widget
 
 
+NewTab = Callable[..., Tab]
+
+
 @pytest.fixture
-def tab(chromium: Any) -> Iterator[Callable[..., Tab]]:
+def tab(chromium: Any) -> Iterator[NewTab]:
     """Opens pages; at the end none of them may have complained, or asked for anything elsewhere."""
     tabs: list[Tab] = []
 
@@ -156,6 +162,42 @@ def tab(chromium: Any) -> Iterator[Callable[..., Tab]]:
         one.context.close()
         away = [url for url in one.requests if not url.startswith(("http://127.0.0.1:", "file:", "data:", "blob:"))]
         assert (one.messages, away) == ([], []), f"{one.messages} {away}"
+
+
+@pytest.fixture(scope="session")
+def short_page() -> Iterator[Explorer]:
+    """Serve two layers of three heads over 41 tokens, and a translator."""
+    from browser_pages import RECORD, N, words
+    from limelight import translate
+    from limelight.explorer import explore
+
+    with explore(RECORD, words(N), title="short") as page:
+        page.subject.translator = translate.load()
+        yield page
+
+
+@pytest.fixture(scope="session")
+def long_page() -> Iterator[Explorer]:
+    """Serve one layer of two heads over 1,303 tokens, which no screen shows without pooling."""
+    from browser_pages import LONG, watched, words
+    from limelight.explorer import explore
+
+    with explore(watched(1, 2, LONG), words(LONG), title="long") as page:
+        yield page
+
+
+@pytest.fixture(scope="session")
+def reading_page() -> Iterator[Explorer]:
+    """Serve the translator with its model, so that the page reads texts that a visitor writes."""
+    from limelight import translate
+    from limelight.explorer import Explorer
+    from limelight.explorer.subject import Subject
+    from limelight.lens.reading import read
+
+    subject = Subject.of(read(translate.shipped(), "The cat is sleeping."))
+    subject.translator = translate.load()
+    with Explorer(subject) as page:
+        yield page
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import limelight as ll
-from browser import axe, chromium, tab  # noqa: F401  fixtures: one browser for all test files
+from browser import axe, chromium, long_page, reading_page, short_page, tab  # noqa: F401  fixtures of several files
 from limelight import backends
 from limelight.core import reference
 from limelight.core.biases import Bias

@@ -16,16 +16,14 @@ from transformers.modeling_utils import AttentionInterface
 
 import limelight as ll
 from conftest import assert_within
+from families import inputs_of, random_model
 from limelight.lens import Bias, Knockout, Mean, Off, Only, Pattern, Rectangle, Temperature
 from limelight.lens.hf import registration
 from limelight.lens.hf.registration import using_implementation
-from limelight.matrix.joined import JoinedWeights
-from test_lens import FAMILIES
 
 TOLERANCE = 1e-4
 HEADS = [1, 4]
 LAYER = 1
-ByHand = Callable[[Tensor, Tensor, int], tuple[Tensor, Callable[[Tensor], Tensor]]]
 
 
 @contextmanager
@@ -109,25 +107,6 @@ EDITS: dict[str, tuple[Any, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]] 
 }
 
 
-def made(name: str) -> Any:
-    model_type, config = FAMILIES[name]
-    model = model_type(config()).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.ndim == 2:
-                p.normal_(0.0, 0.2)  # so that heads differ
-    return model
-
-
-def inputs_of(model: Any, padded: bool) -> dict[str, Tensor]:
-    lengths = torch.tensor([13, 9])
-    mask = (torch.arange(13) < lengths[:, None]).long() if padded else torch.ones(2, 13, dtype=torch.long)
-    found = {"input_ids": torch.randint(3, 101, (2, 13)), "attention_mask": mask}
-    if model.config.is_encoder_decoder:
-        found["decoder_input_ids"] = torch.randint(3, 101, (2, 7))
-    return found
-
-
 def output(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     """The output at tokens that are not padding."""
     found = model(**inputs)[0]
@@ -140,7 +119,7 @@ def output(model: Any, inputs: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])
 @torch.no_grad()
 def test_edits_of_models(name: str, padded: bool) -> None:
-    model = made(name)
+    model = random_model(name)
     inputs = inputs_of(model, padded)
     before = output(model, inputs)
     for edit, by_hand in EDITS.values():
@@ -162,7 +141,7 @@ def test_edits_of_models(name: str, padded: bool) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 @torch.no_grad()
 def test_edits_hold_during_generation(name: str) -> None:
-    model = made(name)
+    model = random_model(name)
     ids = torch.randint(3, 101, (1, 11))
     options = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     options |= {"pad_token_id": 0, "eos_token_id": None}
@@ -195,7 +174,7 @@ def test_edits_of_a_real_model(minilm: Path) -> None:
 
 @torch.no_grad()
 def test_mean_ablation() -> None:
-    model = made("llama")
+    model = random_model("llama")
     inputs, other = inputs_of(model, padded=True), inputs_of(model, padded=False)
     with ll.watch(model, values=True) as reference:
         model(**other)
@@ -221,7 +200,7 @@ def test_mean_ablation() -> None:
 @pytest.mark.parametrize("name", ["llama", "bert", "t5"])
 @torch.no_grad()
 def test_patterns_of_another_run(name: str) -> None:
-    model = made(name)
+    model = random_model(name)
     inputs, other = inputs_of(model, padded=False), inputs_of(model, padded=False)
     with ll.watch(model) as record:
         model(**other)
@@ -245,7 +224,7 @@ def test_patterns_of_another_run(name: str) -> None:
 @torch.no_grad()
 def test_patterns_during_generation() -> None:
     """The pattern of a run makes a run of the same text what it was, step by step."""
-    model = made("gpt2")
+    model = random_model("gpt2")
     ids = torch.randint(3, 101, (1, 11))
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     with ll.watch(model) as steps:
@@ -272,7 +251,7 @@ def _generated(model: Any, ids: Tensor, edits: Any, options: dict[str, Any]) -> 
 @torch.no_grad()
 def test_rectangles_speak_of_tokens() -> None:
     """A rectangle and a dense mask mean the same tokens in one pass and step by step, also in cross-attention."""
-    model = made("t5")
+    model = random_model("t5")
     ids, target = torch.randint(3, 101, (1, 13)), torch.randint(3, 101, (1, 7))
     dense = torch.zeros(7, 13, dtype=torch.bool)
     dense[2:5, 3:9] = True
@@ -317,7 +296,7 @@ def test_our_layers_and_nesting() -> None:
 @pytest.mark.parametrize("name", ["off", "only", "knockout", "temperature", "bias"])
 def test_models_that_compute_attention_themselves(name: str) -> None:
     """With dense=True the same edits act on the weights that the model's own softmax makes."""
-    model = made("bert")
+    model = random_model("bert")
     inputs = inputs_of(model, padded=True)
     edit, by_hand = EDITS[name]
     with edited_by_hand(model, by_hand):
@@ -381,50 +360,3 @@ def test_clashes_and_errors() -> None:
         model(x)
     with pytest.warns(UserWarning, match="matched no attention call"), ll.edit(model, {"*feed_forward": Off(0)}):
         model(x)
-
-
-def test_joined_weights() -> None:
-    """Heads of several matrices give the statistics of one."""
-    q, k, v = torch.randn(2, 6, 7, 5), torch.randn(2, 3, 11, 5), torch.randn(2, 3, 11, 4)
-    A = ll.weights(q, k, mask=ll.Causal())
-    heads = [[4, 0], [1, 2, 3], [5]]
-    joined = JoinedWeights([A.part(some) for some in heads], heads)
-    assert joined.shape == A.shape
-    for name, arguments in (
-        ("dense", ()),
-        ("entropy", ()),
-        ("received", ()),
-        ("similarity", ()),
-        ("logsumexp", ()),
-        ("mass", (ll.First(2),)),
-        ("pool", (3, 4)),
-        ("distance", ()),
-    ):
-        assert_within(getattr(joined, name)(*arguments), getattr(A, name)(*arguments), 1e-6, name)
-    assert torch.equal(joined.top(3).indices, A.top(3).indices)
-    assert_within(joined @ v, A @ v, 1e-6)
-    u = torch.randn(2, 6, 7, 3)
-    assert_within(joined.T @ u, A.T @ u, 1e-5)
-    assert_within(joined[1, 4:, 2, :5], A[1, 4:, 2, :5], 1e-6)
-    assert_within(joined[1, :, [2, 3], [0, 4]], A[1, :, [2, 3], [0, 4]], 1e-6)
-    assert_within(joined.select(1, 4).dense(), A.select(1, 4).dense(), 1e-6)
-    assert_within(joined.part([5, 0, 2], range(2, 6)).dense(), A.dense()[:, [5, 0, 2], 2:6], 1e-6)
-    assert_within(joined.by_value(v).dense(), A.by_value(v).dense(), 1e-6)
-
-
-def test_parts_of_weights() -> None:
-    """Rows of the middle keep their positions, whatever the mask and the bias."""
-    q, k = torch.randn(2, 4, 9, 5), torch.randn(2, 2, 13, 5)
-    options: list[dict[str, Any]] = [
-        {"mask": ll.Window(3)},
-        {"bias": ll.ALiBi(4)},
-        {"bias": ll.Relative(torch.randn(4, 7)) + ll.ALiBi(4), "mask": ll.Causal()},
-        {"bias": ll.DenseBias(torch.randn(2, 4, 9, 13)), "sink": torch.randn(4)},
-        {"mask": ll.Dense(torch.rand(2, 4, 9, 13) > 0.3) & ll.Padding([13, 10])},
-    ]
-    for option in options:
-        A = ll.weights(q, k, **option)
-        got, want = A.part([3, 0], range(2, 7)).dense(), A.dense()[:, [3, 0], 2:7]
-        assert_within(got, want, 1e-6, repr(option))
-    A = ll.weights(q, k, mask=ll.Causal(), bias=ll.ALiBi(4))
-    assert_within(A.part(None, range(2, 7), 11).dense(), A.dense()[:, :, 2:7, :11], 1e-6)

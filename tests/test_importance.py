@@ -15,18 +15,18 @@ from torch.nn import functional
 
 import limelight as ll
 from conftest import assert_within
+from families import inputs_of, random_model
 from limelight.cli import main
 from limelight.core import reference
 from limelight.lens import Divergence, Knockout, LogitDifference, Mean, Off, Temperature, importance, logit_attribution
 from limelight.lens.importance_table import rank_correlation
-from test_edits import inputs_of, made
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "bert"])
 @torch.no_grad()
 def test_importance_is_that_of_one_run_for_each_head(name: str) -> None:
     """Sharing the blocks below a layer, and batching its heads, changes nothing."""
-    model = made(name)
+    model = random_model(name)
     inputs = inputs_of(model, padded=True)
     clean = model(**inputs)[0]
     found = importance(model, inputs)
@@ -55,7 +55,7 @@ def _default_metric(name: str, output: Tensor, clean: Tensor, inputs: dict[str, 
 
 @torch.no_grad()
 def test_other_edits_metrics_and_layers() -> None:
-    model = made("gpt2")
+    model = random_model("gpt2")
     ids = torch.randint(3, 101, (1, 11))
     with ll.watch(model, values=True) as reference_record:
         model(torch.randint(3, 101, (2, 11)))
@@ -87,7 +87,7 @@ def test_other_edits_metrics_and_layers() -> None:
 
 def test_the_gradient_estimate_is_the_derivative() -> None:
     """Against the slope of the metric along the way from the head's output to its edited one."""
-    model = made("llama").double()
+    model = random_model("llama").double()
     ids = torch.randint(3, 101, (1, 9))
     both = importance(model, ids, method="both")
     assert both.correlation == rank_correlation([r["effect"] for r in both], [r["estimate"] for r in both])
@@ -108,7 +108,7 @@ def test_the_gradient_estimate_is_the_derivative() -> None:
 
 
 def test_importance_as_table_figure_and_json() -> None:
-    model = made("gpt2")
+    model = random_model("gpt2")
     found = importance(model, torch.randint(3, 101, (1, 7)))
     read = json.loads(found.json())
     assert read["metric"] == "next-token loss"
@@ -181,7 +181,7 @@ def test_attribution_is_attention_times_its_gradient() -> None:
 
 
 def test_the_record_has_attributions_after_a_backward_pass() -> None:
-    model = made("llama")
+    model = random_model("llama")
     ids = torch.randint(3, 101, (1, 9))
     with ll.watch(model, values=True) as record:
         loss = functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:])
@@ -212,7 +212,7 @@ def test_logit_attribution(name: str) -> None:
             ll.nn.Embedding(101, 24), ll.nn.Decoder(blocks), torch.nn.Linear(24, 101, bias=False)
         )
     else:
-        model = made(name)
+        model = random_model(name)
     ids, token = torch.randint(3, 101, (1, 11)), 17
     with ll.watch(model, values=True) as record:
         logits = model(ids)

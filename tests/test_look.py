@@ -14,19 +14,10 @@ from click.testing import CliRunner
 from rich.console import Console
 
 import limelight as ll
+from families import STACKS
 from limelight.cli import main
 
-STACKS = {
-    **{f"{s}_layers": 2 for s in ("encoder", "decoder")},
-    **{f"{s}_attention_heads": 6 for s in ("encoder", "decoder")},
-    **{f"{s}_ffn_dim": 61 for s in ("encoder", "decoder")},
-    "vocab_size": 30522,
-    "d_model": 48,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-}
+SIZES = {**STACKS, "vocab_size": 30522}  # the vocabulary of MiniLM, whose tokenizer reads the text
 TEXT = "The animal didn't cross the street because it was too tired."
 
 
@@ -75,7 +66,7 @@ def test_look_without_a_model() -> None:
 def test_look_at_other_models(tmp_path: Path, minilm: Path) -> None:
     """An encoder-decoder of ours, and one that only transformers has."""
     tokenizer = (minilm / "tokenizer.json").read_bytes()
-    marian = ll.models.build({**STACKS, "model_type": "marian", "architectures": ["MarianMTModel"]})
+    marian = ll.models.build({**SIZES, "model_type": "marian", "architectures": ["MarianMTModel"]})
     ll.models.save(marian, tmp_path / "marian")
     opt = tf.OPTModel(
         tf.OPTConfig(vocab_size=30522, hidden_size=24, ffn_dim=31, num_hidden_layers=2, num_attention_heads=3)
@@ -104,7 +95,7 @@ def test_look_at_folders_that_do_not_help(tmp_path: Path, minilm: Path) -> None:
     words = {"vocab_size": 30522}
     saved = {
         "<!--<script>": tf.RobertaModel(tf.RobertaConfig(**small, **words, max_position_embeddings=64)),
-        "bart": tf.BartForConditionalGeneration(tf.BartConfig(**STACKS, max_position_embeddings=64)),
+        "bart": tf.BartForConditionalGeneration(tf.BartConfig(**SIZES, max_position_embeddings=64)),
         "mamba": tf.MambaModel(tf.MambaConfig(**words, hidden_size=16, num_hidden_layers=1)),
         "vit": tf.ViTModel(tf.ViTConfig(**small)),
         "bert": tf.BertModel(tf.BertConfig(**small)),

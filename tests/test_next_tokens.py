@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 
-from browser import Tab
+from browser import NewTab
 from limelight.explorer import Explorer, save_page
 from limelight.explorer.questions import Arguments, RefusedError
 from limelight.explorer.rooms import QUESTIONS
@@ -142,7 +141,7 @@ def test_next_tokens_of_the_translator() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["server", "file"])
-def test_the_page_shows_next_tokens(tab: Callable[..., Tab], tmp_path: Path, source: str) -> None:
+def test_the_page_shows_next_tokens(tab: NewTab, tmp_path: Path, source: str) -> None:
     expected, ids = truth(*saved("llama", tmp_path))
     reading, one = read(tmp_path, TEXT), tab()
 

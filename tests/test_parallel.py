@@ -6,16 +6,33 @@ import time
 
 import pytest
 
-import parallel_cases as cases
+import parallel_attention
+import parallel_messages
+import parallel_statistics
 from limelight.core.problem import AttentionOptions, AttentionSpec
+from processes import Case, run
 
-QUICK = ["shards_of_any_size", "attention_with_everything", "disagreement", "no_messages_without_need", "decoding"]
-QUICK += ["models", "balance", "communication_is_hidden", "ticks_are_balanced", "device_mesh"]
-THOROUGH = ["attention_of_random_problems", "statistics", "gradients_of_statistics"]
+QUICK: list[Case] = [
+    parallel_attention.shards_of_any_size,
+    parallel_attention.attention_with_everything,
+    parallel_attention.disagreement,
+    parallel_messages.no_messages_without_need,
+    parallel_attention.decoding,
+    parallel_attention.models,
+    parallel_messages.balance,
+    parallel_messages.communication_is_hidden,
+    parallel_messages.ticks_are_balanced,
+    parallel_attention.device_mesh,
+]
+THOROUGH: list[Case] = [
+    parallel_attention.attention_of_random_problems,
+    parallel_statistics.statistics,
+    parallel_statistics.gradients_of_statistics,
+]
 
 
 @pytest.mark.parametrize(
-    ("processes", "names"),
+    ("processes", "cases"),
     [
         (2, QUICK),
         pytest.param(2, THOROUGH, marks=pytest.mark.slow),
@@ -23,8 +40,8 @@ THOROUGH = ["attention_of_random_problems", "statistics", "gradients_of_statisti
         pytest.param(4, QUICK + THOROUGH, marks=pytest.mark.slow),
     ],
 )
-def test_several_processes_compute_what_one_does(processes: int, names: list[str]) -> None:
-    failures = cases.run(processes, names)
+def test_several_processes_compute_what_one_does(processes: int, cases: list[Case]) -> None:
+    failures = run(processes, cases)
     assert not failures, "\n".join(failures.values())
 
 
@@ -36,6 +53,6 @@ def test_keyword_options_are_those_of_a_specification() -> None:
 @pytest.mark.parametrize("processes", [2, 3])
 def test_a_process_that_dies_is_named_and_the_others_do_not_hang(processes: int) -> None:
     begin = time.monotonic()
-    failures = cases.run(processes, ["dies"], timeout=15)
+    failures = run(processes, [parallel_attention.dies], timeout=15)
     assert time.monotonic() - begin < 120
     assert not failures, "\n".join(failures.values())

@@ -1,4 +1,4 @@
-"""Every question to the matrix against the same computed from the dense float64 matrix."""
+"""Every statistic of the matrix against the same computed from the dense float64 matrix."""
 
 from __future__ import annotations
 
@@ -13,32 +13,8 @@ from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d, avg_po
 
 import limelight as ll
 from conftest import problems, random_masks, strided
-from limelight.core import reference
+from dense_weights import close, dense_of, weights_of
 from limelight.core.masks import Mask
-
-
-def dense_of(p: dict[str, Any]) -> Tensor:
-    """The matrix in float64, by the definition."""
-    options = {n: x for n, x in p.items() if n not in ("q", "k", "v")}
-    with torch.no_grad():
-        return reference.steps(p["q"].double(), p["k"].double(), **options).weights
-
-
-def weights_of(p: dict[str, Any]) -> ll.Weights:
-    return ll.weights(**{n: x for n, x in p.items() if n != "v"})
-
-
-def close(got: Tensor, want: Tensor, p: dict[str, Any], scale: float = 1.0) -> None:
-    """A weight is as inexact as its logit."""
-    options = {n: x for n, x in p.items() if n not in ("q", "k", "v")}
-    logits = reference.steps(p["q"].detach().double(), p["k"].double(), **options).masked
-    got = got.detach()
-    hottest = float(logits[logits.isfinite()].abs().max()) if logits.isfinite().any() else 0.0
-    eps = 2.0**-52 if p["q"].dtype == torch.float64 else 2.0**-23
-    within = eps * (16 + 8 * hottest / min(1.0, p.get("temperature", 1.0))) * scale
-    assert got.shape == want.shape
-    error = float((got.double() - want).abs().max()) if got.numel() else 0.0
-    assert error <= within * max(1.0, float(want.abs().max()) if want.numel() else 0.0), f"{error:.1e} > {within:.1e}"
 
 
 @pytest.mark.usefixtures("isa")
@@ -184,71 +160,6 @@ def test_the_normalisers_are_found_once() -> None:
     torch.testing.assert_close(A.logsumexp(), ll.weights(q, k).logsumexp())
 
 
-@pytest.mark.parametrize(("where", "bad"), [("q", torch.nan), ("q", torch.inf), ("k", torch.nan)])
-def test_what_is_no_number_stays_where_it_is(where: str, bad: float) -> None:
-    """A query spoils its row, a key the rows that attend to it."""
-    q, k = torch.randn(1, 2, 61, 17), torch.randn(1, 2, 61, 17)
-    mask = ll.Window(5)
-    clean = ll.weights(q.clone(), k.clone(), mask=mask)
-    (q if where == "q" else k)[0, 0, 25, 3] = bad
-    rows = torch.zeros(1, 2, 61, dtype=torch.bool)
-    rows[0, 0, 25 if where == "q" else slice(20, 31)] = True
-    keys = (rows[..., None, :].float() @ mask.dense(61).float())[..., 0, :] > 0  # that a spoilt row attends to
-    u = torch.randn(1, 2, 61, 3)
-    A = ll.weights(q, k, mask=mask)
-    A @ k
-    for ask in (
-        ll.Weights.entropy,
-        ll.Weights.distance,
-        lambda A: A.observe(entropy=True, received=True).entropy,
-        lambda A: A.mass(ll.Causal()),
-        lambda A: A.top(2).values.sum(-1),
-    ):
-        assert ask(A)[rows].isnan().all()
-        torch.testing.assert_close(ask(A)[~rows], ask(clean)[~rows])
-    for ask in (ll.Weights.received, lambda A: (A.T @ u).sum(-1)):
-        assert ask(A)[keys].isnan().all()
-        torch.testing.assert_close(ask(A)[~keys], ask(clean)[~keys])
-    for reduce in ("mean", "max"):
-        spoilt = A.pool(61, 61, reduce).isnan()
-        assert torch.equal(spoilt, rows[..., None] & mask.dense(61))
-    assert A.similarity().isnan()[0].tolist() == [[True, True], [True, False]]
-
-
-def test_what_is_sent_back_reaches_only_what_was_attended_to() -> None:
-    q, k, u = torch.randn(3, 1, 1, 50, 8)
-    u = u.clone()
-    u[..., 20, :] = torch.inf
-    got = ll.weights(q, k, mask=ll.Window(4)).T @ u
-    assert got[..., 16:25, :].isinf().all()
-    assert got[..., :16, :].isfinite().all()
-    assert got[..., 25:, :].isfinite().all()
-
-
-@settings(max_examples=40)
-@given(problems((torch.float32, torch.float64)), st.data())
-def test_any_part_of_it(p: dict[str, Any], data: st.DataObject) -> None:
-    A, dense = weights_of(p), dense_of(p)
-
-    def index(n: int) -> Any:
-        slices = st.builds(
-            slice,
-            st.none() | st.integers(-n - 2, n + 2),
-            st.none() | st.integers(-n - 2, n + 2),
-            st.none() | st.integers(1, 4),
-        )
-        return data.draw(st.integers(-n, n - 1) | slices)
-
-    full = tuple(index(n) for n in dense.shape)
-    for at in (full, full[:2], (..., *full[2:]), (full[0], ..., full[3]), full[0], ...):
-        want = dense[at]
-        got = A[at]
-        assert got.shape == want.shape
-        close(got, want, p)
-    step = slice(None, None, -1)
-    close(A[:, :, step, 1::2], dense.flip(2)[..., 1::2], p)
-
-
 @settings(max_examples=30)
 @given(problems((torch.float32, torch.float64)))
 def test_sent_back(p: dict[str, Any]) -> None:
@@ -331,37 +242,6 @@ def test_one_can_train_against_the_answers() -> None:
     assert all(g.isfinite().all() for g in torch.autograd.grad(one_hot, (q, k)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("low", [-1e5, -1e9, -1e20, "lowest", 1e9])
-def test_rows_of_large_logits(low: Any, dtype: torch.dtype) -> None:
-    """A row whose keys are all made hardly possible, or all likely, in the same way, is uniform."""
-    q, k, bias = (
-        torch.zeros(1, 1, 4, 8, dtype=dtype),
-        torch.zeros(1, 1, 4, 8, dtype=dtype),
-        torch.zeros(4, 4, dtype=dtype),
-    )
-    bias[1] = torch.finfo(dtype).min if low == "lowest" else low
-    A = ll.weights(q, k, bias=ll.DenseBias(bias))
-    uniform = torch.full((4, 4), 0.25, dtype=dtype)
-    torch.testing.assert_close(A.received()[0, 0], torch.ones(4, dtype=dtype))
-    torch.testing.assert_close(A.pool(4, 4, "max")[0, 0], uniform)
-    torch.testing.assert_close(A[0, 0], uniform)
-    torch.testing.assert_close((A.T @ torch.ones(1, 1, 4, 1, dtype=dtype))[0, 0, :, 0], torch.ones(4, dtype=dtype))
-    sunk = ll.weights(q, k, bias=ll.DenseBias(bias), sink=0.0).entropy()[0, 0]
-    assert sunk.isfinite().all()
-
-
-def test_what_is_no_number_is_sent_as_far_as_it_goes() -> None:
-    """A slope makes far weights vanish, and 0 · ∞ is no number."""
-    q, k, u = torch.randn(1, 1, 512, 8), torch.randn(1, 1, 512, 8), torch.randn(1, 1, 512, 2)
-    u[0, 0, 0] = torch.inf
-    bias = ll.ALiBi(torch.ones(1))
-    got = ll.weights(q, k, bias=bias).T @ u
-    want = ll.weights(q, k, bias=ll.DenseBias(bias.dense(512))).T @ u
-    assert torch.equal(got.isnan(), want.isnan())
-    assert torch.equal(got.isinf(), want.isinf())
-
-
 def test_what_is_known_is_known_of_the_tensors_as_they_are() -> None:
     q, k = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
     A = ll.weights(q, k)
@@ -431,57 +311,3 @@ def test_errors() -> None:
         A.T @ torch.randn(2, 3, 5, 1)
     with pytest.raises(TypeError, match="from_dense: give floats of shape"):
         ll.Weights.from_dense(torch.ones(3, 3))
-
-
-@pytest.mark.parametrize("lead", [(), (2,), (2, 3)])
-@pytest.mark.parametrize("residual", [0.0, 0.3, 1.0])
-def test_rollout(lead: tuple[int, ...], residual: float) -> None:
-    n = 11
-    layers = [
-        ll.weights(
-            torch.randn(*lead, h, n, 5, dtype=torch.float64),
-            torch.randn(*lead, h, n, 5, dtype=torch.float64),
-            mask=mask,
-        )
-        for h, mask in ((4, None), (2, ll.Causal()), (3, ll.Window(2)))
-    ]
-    want = torch.eye(n, dtype=torch.float64)
-    for A in layers:
-        want = (residual * torch.eye(n) + (1 - residual) * A.dense().mean(-3)) @ want
-    torch.testing.assert_close(ll.rollout(layers, residual=residual), want.expand(*lead, n, n))
-    torch.testing.assert_close(ll.rollout(layers, [3, 7], residual=residual), want[..., [3, 7], :].expand(*lead, 2, n))
-
-
-def test_what_rollout_refuses() -> None:
-    A, B = (ll.weights(torch.randn(2, n, 5), torch.randn(2, 7, 5)) for n in (7, 3))
-    with pytest.raises(ValueError, match=r"layer 1 is \(2, 3, 7\), and all must be \('heads', 7, 7\)"):
-        ll.rollout([A, B])
-    with pytest.raises(ValueError, match="at least one layer"):
-        ll.rollout([])
-    with pytest.raises(ValueError, match=r"residual = 1\.5 must be from 0 to 1"):
-        ll.rollout([A], residual=1.5)
-    with pytest.raises(ValueError, match="token = 7 must be from -7 to 6"):
-        ll.rollout([A], [7])
-
-
-def test_pairs_of_an_index() -> None:
-    """``A[…, queries, keys]`` with two lists, against the dense matrix."""
-    torch.manual_seed(0)
-    q, k = torch.randn(2, 6, 11, 8, dtype=torch.float64), torch.randn(2, 3, 13, 8, dtype=torch.float64)
-    i, j = torch.randint(0, 11, (40,)), torch.randint(0, 13, (40,))
-    for options in (
-        {},
-        {"mask": ll.Causal() & ll.Padding([7, 13])},
-        {"mask": ll.Documents(torch.tensor([[0] * 5 + [1] * 8, [0] * 6 + [1] * 7])), "softcap": 3.0},
-        {"bias": ll.ALiBi(6), "sink": torch.randn(6)},
-        {"mask": ll.Dense(torch.rand(2, 1, 11, 13) > 0.5), "bias": ll.DenseBias(torch.randn(6, 11, 13))},
-    ):
-        A = ll.weights(q, k, temperature=1.7, **options)  # type: ignore[arg-type]
-        torch.testing.assert_close(A[:, :, i, j], A.dense()[:, :, i, j])
-        torch.testing.assert_close(A[1, 2:5, i.tolist(), j.tolist()], A.dense()[1, 2:5, i, j])
-    with pytest.raises(IndexError, match="do not make pairs"):
-        A[0, 0, [1, 2], [3]]
-    with pytest.raises(IndexError, match="out of range"):
-        A[0, 0, [1, 11], [3, 4]]
-    far = ll.weights(100 * q, 100 * k)  # whose logits leave few digits
-    torch.testing.assert_close(far[:, :, i, j], far.dense()[:, :, i, j])

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import limelight as ll
-from browser import Tab, colour, open_widget
+from browser import NewTab, Tab, colour, open_widget
 from limelight.explorer import Explorer, explore, save_page
 from limelight.explorer.subject import Subject
 from limelight.lens import Call, Grid, Record
@@ -24,7 +24,6 @@ ROWS, COLS, REGISTERS, WORDS = 5, 7, 2, 6
 GRID = Grid(ROWS, COLS, before=("class", *(f"register {n}" for n in range(REGISTERS))))
 WRITTEN = ["▁a", "▁gi", "raf", "fe", "▁stands", "</s>"]
 FIRST = GRID.patches.start
-New = Callable[..., Tab]
 IMAGE = np.random.default_rng(0).integers(0, 255, (50, 70, 3), dtype=np.uint8)
 
 
@@ -104,14 +103,14 @@ def test_rollout_by_hand_is_the_librarys() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("address", "truth"), CHOICES, ids=[x for x, _ in CHOICES])
-def test_heat_is_the_weights(page: Explorer, tab: New, address: str, truth: Callable[[], torch.Tensor]) -> None:
+def test_heat_is_the_weights(page: Explorer, tab: NewTab, address: str, truth: Callable[[], torch.Tensor]) -> None:
     one = tab()
     one.open(page.url, f"#picture?view=heat&{address.replace(' ', '%20')}")
     check(one, truth())
 
 
 @pytest.mark.slow
-def test_heat_on_the_picture_is_a_blend(page: Explorer, tab: New) -> None:
+def test_heat_on_the_picture_is_a_blend(page: Explorer, tab: NewTab) -> None:
     one = tab(color_scheme="dark")
     one.open(page.url, "#picture?call=1&head=2&token=15")
     pen = "document.querySelector('.picture-frame canvas').getContext('2d')"
@@ -125,7 +124,7 @@ def test_heat_on_the_picture_is_a_blend(page: Explorer, tab: New) -> None:
 
 
 @pytest.mark.slow
-def test_a_patch_by_mouse_and_keyboard(page: Explorer, tab: New) -> None:
+def test_a_patch_by_mouse_and_keyboard(page: Explorer, tab: NewTab) -> None:
     one = tab()
     view = one.open(page.url, "#picture?view=heat&call=1&head=2")
     assert view.locator("nav a").all_inner_texts()[0] == "Picture"
@@ -154,7 +153,7 @@ def test_a_patch_by_mouse_and_keyboard(page: Explorer, tab: New) -> None:
 
 
 @pytest.mark.slow
-def test_words_of_a_caption(page: Explorer, tab: New) -> None:
+def test_words_of_a_caption(page: Explorer, tab: NewTab) -> None:
     one = tab()
     view = one.open(page.url, "#picture?view=heat&call=3&head=1")
     chips = view.locator(".special button")
@@ -177,7 +176,7 @@ def test_words_of_a_caption(page: Explorer, tab: New) -> None:
 
 
 @pytest.mark.slow
-def test_a_saved_page_draws_the_same(tab: New, tmp_path: Path) -> None:
+def test_a_saved_page_draws_the_same(tab: NewTab, tmp_path: Path) -> None:
     save_page(RECORD, tmp_path / "page.html", TOKENS, image=IMAGE, title="pictures")
     for address, truth in CHOICES:
         one = tab()
@@ -186,7 +185,7 @@ def test_a_saved_page_draws_the_same(tab: New, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_widget_draws_the_same(tab: New, tmp_path: Path) -> None:
+def test_a_widget_draws_the_same(tab: NewTab, tmp_path: Path) -> None:
     one = tab()
     widget = open_widget(one, Subject.of(RECORD, TOKENS, "pictures", IMAGE), tmp_path)
     one.page.get_by_role("button", name="heat", exact=True).click()
@@ -208,7 +207,7 @@ def test_a_widget_draws_the_same(tab: New, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 390, "height": 844}}], ids=str
 )
-def test_rules_of_accessibility(page: Explorer, tab: New, axe: str, address: str, options: dict[str, Any]) -> None:
+def test_rules_of_accessibility(page: Explorer, tab: NewTab, axe: str, address: str, options: dict[str, Any]) -> None:
     size = options.get("viewport")
     one = tab(**{name: x for name, x in options.items() if name != "viewport"})
     if size:
@@ -221,7 +220,7 @@ def test_rules_of_accessibility(page: Explorer, tab: New, axe: str, address: str
 
 
 @pytest.mark.slow
-def test_on_a_phone_a_finger_chooses_a_patch(page: Explorer, tab: New) -> None:
+def test_on_a_phone_a_finger_chooses_a_patch(page: Explorer, tab: NewTab) -> None:
     one = tab(has_touch=True, is_mobile=True)
     one.page.set_viewport_size({"width": 390, "height": 844})
     view = one.open(page.url, "#picture?view=heat&call=1&head=2")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,12 @@ import pytest
 import torch
 
 import limelight as ll
-from browser import Tab
+from browser import NewTab, Tab
 from limelight.explorer import Explorer, explore
 
 pytestmark = pytest.mark.slow
 N = 613
 STRIP = np.array([213, 138, 99])  # --strip of the style sheet
-New = Callable[..., Tab]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def view(one: Tab) -> Any:
     )
 
 
-def test_mouse_trackpad_and_minimap_move_the_view(page: Explorer, tab: New) -> None:
+def test_mouse_trackpad_and_minimap_move_the_view(page: Explorer, tab: NewTab) -> None:
     one = tab(reduced_motion="reduce")
     shown = one.open(page.url, "#map?view=300,200,5")
     begin = view(one)
@@ -66,7 +65,7 @@ def test_mouse_trackpad_and_minimap_move_the_view(page: Explorer, tab: New) -> N
     assert now["y"] + now["height"] / now["s"] / 2 == pytest.approx(0.75 * N, abs=0.02 * N)
 
 
-def test_colours_are_fitted_or_locked(page: Explorer, tab: New) -> None:
+def test_colours_are_fitted_or_locked(page: Explorer, tab: NewTab) -> None:
     one = tab(reduced_motion="reduce")
     weights = page.subject.matrices[0].call.weights.dense()[0, 0]
     top = {"lock": float(weights.max()), "fit": float(weights[600:, 3:13].max())}
@@ -82,7 +81,7 @@ def test_colours_are_fitted_or_locked(page: Explorer, tab: New) -> None:
         assert pressed == how
 
 
-def test_strips_are_entropy_and_received_attention(tab: New) -> None:
+def test_strips_are_entropy_and_received_attention(tab: NewTab) -> None:
     n = 19
     q, k = (torch.randn(1, 1, n, 8, generator=torch.Generator().manual_seed(s)) for s in range(2))
     A = ll.weights(q, k, mask=ll.Causal())

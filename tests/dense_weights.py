@@ -1,0 +1,35 @@
+"""Weights of random problems, their dense float64 matrix, and how far the two may differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import limelight as ll
+from limelight.core import reference
+
+
+def dense_of(p: dict[str, Any]) -> Tensor:
+    """The matrix in float64, by the definition."""
+    options = {n: x for n, x in p.items() if n not in ("q", "k", "v")}
+    with torch.no_grad():
+        return reference.steps(p["q"].double(), p["k"].double(), **options).weights
+
+
+def weights_of(p: dict[str, Any]) -> ll.Weights:
+    return ll.weights(**{n: x for n, x in p.items() if n != "v"})
+
+
+def close(got: Tensor, want: Tensor, p: dict[str, Any], scale: float = 1.0) -> None:
+    """A weight is as inexact as its logit."""
+    options = {n: x for n, x in p.items() if n not in ("q", "k", "v")}
+    logits = reference.steps(p["q"].detach().double(), p["k"].double(), **options).masked
+    got = got.detach()
+    hottest = float(logits[logits.isfinite()].abs().max()) if logits.isfinite().any() else 0.0
+    eps = 2.0**-52 if p["q"].dtype == torch.float64 else 2.0**-23
+    within = eps * (16 + 8 * hottest / min(1.0, p.get("temperature", 1.0))) * scale
+    assert got.shape == want.shape
+    error = float((got.double() - want).abs().max()) if got.numel() else 0.0
+    assert error <= within * max(1.0, float(want.abs().max()) if want.numel() else 0.0), f"{error:.1e} > {within:.1e}"

@@ -21,10 +21,10 @@ from limelight.cli import main
 from limelight.experiments import CHAPTERS, EXPERIMENTS, Finding, Result, cost, head_roles, lesson, measuring, report
 from limelight.experiments.claims import CLAIMS
 from limelight.experiments.findings import (
-    BESIDE,
     BUSY,
     CORRECTED,
     DIRECTION,
+    EXTRA,
     MISSING,
     REPRODUCED,
     exponent,
@@ -182,7 +182,7 @@ def test_rules() -> None:
     with pytest.raises(ValueError, match="texts do not say"):
         Finding(1, "", None, 0, REPRODUCED)
     with pytest.raises(ValueError, match="texts do not say"):
-        Finding(1, "", 2, 0, BESIDE)
+        Finding(1, "", 2, 0, EXTRA)
 
 
 def test_an_unsteady_time_gives_no_verdict() -> None:
@@ -239,8 +239,8 @@ def test_recomputed_attention_is_attention() -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_beside_the_claim_is_no_part_of_the_verdict() -> None:
-    found = [Finding(22, "a", 1, 1, REPRODUCED), Finding(22, "b", None, 2, BESIDE)]
+def test_an_extra_measurement_is_no_part_of_the_verdict() -> None:
+    found = [Finding(22, "a", 1, 1, REPRODUCED), Finding(22, "b", None, 2, EXTRA)]
     (entry,) = verdicts([Result("mixing", "", found)])
     assert entry["verdict"] == REPRODUCED
     assert entry["measured"] == 1

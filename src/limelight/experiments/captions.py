@@ -21,7 +21,7 @@ from limelight.experiments.drawings import (
     draw_pictures,
     spelled,
 )
-from limelight.experiments.findings import BESIDE, Finding, Result, holds, rounded
+from limelight.experiments.findings import EXTRA, Finding, Result, holds, rounded
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.training import fit
 from limelight.nn import Block, Decoder, Embedding, Encoder, FeedForward, MultiHeadAttention, Seq2Seq
@@ -193,7 +193,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what="mean over all heads of that layer, times chance; and every head",
             theirs=None,
             measured=[round(times[1], 1), *rounded((masses[layer] / chance).tolist(), 1)],
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="heads share the work: some look elsewhere",
         ),
     ]

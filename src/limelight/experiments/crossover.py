@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from limelight import attention, trace
-from limelight.experiments.findings import BESIDE, Finding, Result, exponent, holds
+from limelight.experiments.findings import EXTRA, Finding, Result, exponent, holds
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.measuring import operations, time_ratio
 from limelight.nn import FeedForward
@@ -68,7 +68,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what=f"length from which on attention's products cost more than feed-forward, d = {list(WIDTHS)}",
             theirs=None,
             measured=[x[1] for x in meets.values()],
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="4 d: at width 4096 that is 16,384 tokens",
         ),
         _timed(WIDTHS[-1]),
@@ -121,7 +121,7 @@ def _timed(d: int) -> Finding:
         what=f"time of attention / feed-forward at n = 4 d = {n}, where the counts are equal",
         theirs=None,
         measured=round(ratio.median, 2),
-        verdict=BESIDE,
+        verdict=EXTRA,
         note=f"quartiles {ratio.low:.2f} to {ratio.high:.2f}"
         + ("" if ratio.steady else "; not steady: the machine was busy"),
     )

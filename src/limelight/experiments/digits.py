@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import affine_grid, cross_entropy, grid_sample
 
 from limelight import Dense, edit, rollout, watch
-from limelight.experiments.findings import BESIDE, MISSING, Finding, Result, holds, rounded
+from limelight.experiments.findings import EXTRA, MISSING, Finding, Result, holds, rounded
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.training import fit
 from limelight.lens import Knockout, importance
@@ -214,7 +214,7 @@ def _judge(
             what="correlation between the ink in a patch and how much it is seen",
             theirs=None,
             measured=round(with_ink, 2),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="empty patches tell digits apart, too: the gap of a 3 is what an 8 does not have",
         ),
     ]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from limelight.experiments.findings import BESIDE, MISSING, Finding, Result, holds
+from limelight.experiments.findings import EXTRA, MISSING, Finding, Result, holds
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.real_models import HOW_TO_GET, RealModel, real_models
 from limelight.nn import MultiHeadAttention
@@ -192,7 +192,7 @@ def _judge(row: dict[str, Any]) -> list[Finding]:
             what=f"{name}: words whose nearest query is of their kind",
             theirs=None,
             measured=round(row["of a kind, queries"], 2),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="W_Q keeps some directions and drops others",
         ),
     ]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from limelight import Dense, watch
-from limelight.experiments.findings import BESIDE, Finding, Result, holds, mean_and_spread, plus_minus, rounded
+from limelight.experiments.findings import EXTRA, Finding, Result, holds, mean_and_spread, plus_minus, rounded
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.small_models import encoder
 from limelight.experiments.training import accuracy, fit
@@ -135,7 +135,7 @@ def _findings(rows: list[dict[str, Any]]) -> list[Finding]:
             what="with depth: rank correlation of the shallowest and the deepest",
             theirs=None,
             measured=rounded([first["ρ"], last["ρ"]]),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="in a deeper model what a token says also reaches the reading position through others",
         )
     ]

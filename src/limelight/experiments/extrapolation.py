@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from limelight.experiments.findings import BESIDE, Finding, Result, holds, mean_and_spread, rounded
+from limelight.experiments.findings import EXTRA, Finding, Result, holds, mean_and_spread, rounded
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.small_models import decoder
 from limelight.experiments.training import accuracy, fit
@@ -95,7 +95,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what=f"the others at {far} tokens, as a share of what they do at {TRAINED}",
             theirs=None,
             measured={name: round(kept[name], 2) for name in others},
-            verdict=BESIDE,
+            verdict=EXTRA,
             note=f"at {TRAINED}: " + ", ".join(f"{name} {right[name, TRAINED]:.2f}" for name in others),
         ),
     ]

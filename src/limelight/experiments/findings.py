@@ -12,11 +12,11 @@ from itertools import pairwise
 from typing import Any
 
 REPRODUCED, DIRECTION, CORRECTED = "reproduced", "reproduced in direction", "corrected"
-BESIDE = "beside the claim"  # measured as well, on a point that the texts do not mention; judges nothing
+EXTRA = "extra, not judged"  # measured in addition, on a point that the texts do not mention
 BUSY = "not measured: the machine was busy"
 MISSING = "not measured: a package is missing"
 JUDGED = (REPRODUCED, DIRECTION, CORRECTED)  # from the most to the least favourable
-VERDICTS = (*JUDGED, BESIDE, BUSY, MISSING)
+VERDICTS = (*JUDGED, EXTRA, BUSY, MISSING)
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Finding:
         if self.verdict not in VERDICTS:
             raise ValueError(f"verdict = {self.verdict!r}; there are {', '.join(VERDICTS)}")
         if self.theirs is None and self.verdict in JUDGED:
-            raise ValueError(f"{self.what!r}: texts do not say it, so its verdict is {BESIDE!r}, not {self.verdict!r}")
-        if self.theirs is not None and self.verdict == BESIDE:
+            raise ValueError(f"{self.what!r}: texts do not say it, so its verdict is {EXTRA!r}, not {self.verdict!r}")
+        if self.theirs is not None and self.verdict == EXTRA:
             raise ValueError(
-                f"{self.what!r}: {BESIDE!r} is for what texts do not say, and here theirs = {self.theirs!r}"
+                f"{self.what!r}: {EXTRA!r} is for what texts do not say, and here theirs = {self.theirs!r}"
             )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from limelight.experiments.findings import BESIDE, Finding, Result, holds, mean_and_spread, plus_minus
+from limelight.experiments.findings import EXTRA, Finding, Result, holds, mean_and_spread, plus_minus
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.small_models import MarkedTexts
 from limelight.experiments.training import accuracy, fit
@@ -116,7 +116,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what="where it stays: right answers of convolutions",
             theirs=None,
             measured=round(stays, 2),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="a fixed operation is enough where what is important has a fixed place",
         ),
         Finding(
@@ -124,7 +124,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what="where it moves: right answers of a GRU",
             theirs=None,
             measured=round(by["GRU"]["moves"], 2),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="its gates also depend on the tokens: recurrence is not a fixed operation",
         ),
     ]

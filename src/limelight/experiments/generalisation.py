@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from limelight import Causal
-from limelight.experiments.findings import BESIDE, Finding, Result, holds, mean_and_spread
+from limelight.experiments.findings import EXTRA, Finding, Result, holds, mean_and_spread
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.training import accuracy, fit
 from limelight.nn import MultiHeadAttention
@@ -179,7 +179,7 @@ def _findings(rows: list[dict[str, Any]]) -> list[Finding]:
             what="a rule about places: the token before",
             theirs=None,
             measured={row["positions"]: round(row["new"], 2) for row in before},
-            verdict=BESIDE,
+            verdict=EXTRA,
             note=f"one layer learns it with {', '.join(can) or 'none'}; guessing an earlier token gives {guess:.2f}",
         ),
         Finding(
@@ -187,7 +187,7 @@ def _findings(rows: list[dict[str, Any]]) -> list[Finding]:
             what="and that rule in texts twice as long",
             theirs=None,
             measured=longer,
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="not all that learned it can do it",
         ),
     ]

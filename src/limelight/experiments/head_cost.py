@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from limelight import attention, trace
-from limelight.experiments.findings import BESIDE, Finding, Result, holds
+from limelight.experiments.findings import EXTRA, Finding, Result, holds
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.measuring import judge_ratio, operations, time_ratio
 from limelight.nn import MultiHeadAttention
@@ -89,7 +89,7 @@ def _counted(relative: dict[str, list[float]]) -> list[Finding]:
             what="the same where every head has the whole width",
             theirs=None,
             measured=relative["operations at full width"],
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="which is what dividing the width saves",
         ),
     ]

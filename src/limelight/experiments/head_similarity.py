@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from limelight import models, translate
-from limelight.experiments.findings import BESIDE, Finding, Result, holds, mean_and_spread, plus_minus, rounded
+from limelight.experiments.findings import EXTRA, Finding, Result, holds, mean_and_spread, plus_minus, rounded
 from limelight.experiments.lesson import Lesson
 from limelight.lens import heads
 from limelight.nn import MultiHeadAttention, Seq2Seq
@@ -136,7 +136,7 @@ def _judge_similarity(measure: str, best: list[dict[str, Any]], fitting: int, se
             what=f"the same new heads, by the cosine of their {other}",
             theirs=None,
             measured=rounded([row[other] for row in best]),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="the weights of new heads are broad, and so alike",
         ),
     ]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from limelight import watch
-from limelight.experiments.findings import BESIDE, Finding, Result, holds
+from limelight.experiments.findings import EXTRA, Finding, Result, holds
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.small_models import decoder
 from limelight.experiments.training import fit
@@ -126,7 +126,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what="one layer, after the same training: score and loss",
             theirs=None,
             measured=[round(one[-1]["induction"], 2), round(one[-1]["loss"], 2)],
-            verdict=BESIDE,
+            verdict=EXTRA,
             note=(
                 "an induction head needs a head of an earlier layer that tells each token its predecessor; in two "
                 f"layers that one is half-way at step {previous}"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from limelight import attention
-from limelight.experiments.findings import BESIDE, Finding, Result, holds, mean_and_spread, plus_minus, rounded
+from limelight.experiments.findings import EXTRA, Finding, Result, holds, mean_and_spread, plus_minus, rounded
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.training import accuracy, fit
 
@@ -113,7 +113,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what="values that are not projected at all (v = x)",
             theirs=None,
             measured=rounded(recalled["v = x"]),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note=f"they have all {WIDTH} numbers, and the output layer finds the content in them",
         ),
     ]

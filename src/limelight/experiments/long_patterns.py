@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from limelight import First, Global, HeavyHitterCache, KVCache, Strided, Weights, Window, WindowCache, watch
 from limelight.core.masks import Mask
-from limelight.experiments.findings import BESIDE, Finding, Result, holds, rounded
+from limelight.experiments.findings import EXTRA, Finding, Result, holds, rounded
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.small_models import decoder
 from limelight.experiments.training import fit
@@ -194,7 +194,7 @@ def _judge_stream(beyond: dict[str, float], first: list[float]) -> list[Finding]
             what="perplexity with heavy hitters of the same size, times that with the first 4",
             theirs=None,
             measured=round(math.exp(beyond["heavy hitters, 128"] - sinks), 3),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="half of them the last tokens, half those that received the most attention",
         ),
     ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from limelight import weights
-from limelight.experiments.findings import BESIDE, Finding, Result, holds, mean_and_spread, rounded
+from limelight.experiments.findings import EXTRA, Finding, Result, holds, mean_and_spread, rounded
 from limelight.experiments.lesson import Lesson
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what="times log n: entropy of a row without any match, as a share of the largest, at both lengths",
             theirs=None,
             measured=rounded([by[n, "log n"]["evenness without a match"] for n in (BASE, far)]),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="and what is noise gets sharper, too",
         ),
     ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from limelight import Causal
-from limelight.experiments.findings import BESIDE, Finding, Result, holds
+from limelight.experiments.findings import EXTRA, Finding, Result, holds
 from limelight.experiments.lesson import Lesson
 from limelight.nn import FeedForward, MultiHeadAttention
 
@@ -54,7 +54,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what="outputs of causal attention that change",
             theirs=None,
             measured=counts["causal attention"],
-            verdict=BESIDE,
+            verdict=EXTRA,
             note=f"the token's own and those after it, {seeded}",
         ),
     ]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from limelight import Causal, Window
-from limelight.experiments.findings import BESIDE, Finding, Result, holds
+from limelight.experiments.findings import EXTRA, Finding, Result, holds
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.position_schemes import HEADS, WIDTH, schemes
 from limelight.nn import MultiHeadAttention
@@ -67,7 +67,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what="share of the position that the size of an output explains, R²: full, causal",
             theirs=None,
             measured=[round(by[name]["R²"], 2) for name in ("none", "causal")],
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="in a causal layer a later token is a mean of more values, and so smaller",
         ),
         Finding(

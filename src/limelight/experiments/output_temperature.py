@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from limelight import translate
-from limelight.experiments.findings import BESIDE, Finding, Result, holds, ordered, rounded
+from limelight.experiments.findings import EXTRA, Finding, Result, holds, ordered, rounded
 from limelight.experiments.lesson import Lesson
 from limelight.nn import MultiHeadAttention
 
@@ -137,7 +137,7 @@ def _findings(by: dict[tuple[str, float], dict[str, Any]]) -> list[Finding]:
             what="output at T = 0.5 to 3: entropy of the next token",
             theirs=None,
             measured=rounded(softer),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note=(
                 f"rises {'all the way' if ordered(softer, rising=True) else 'in part'}, and the likeliest token "
                 f"stays; at T = 2 it is {soft[1]:.1f} times that at 1, with attention's τ = 2 {soft[0]:.1f} times"

@@ -11,11 +11,11 @@ from typing import Any
 
 from limelight.experiments import CHAPTERS, EXPERIMENTS, lesson
 from limelight.experiments.claims import CLAIMS
-from limelight.experiments.findings import BESIDE, CORRECTED, DIRECTION, JUDGED, REPRODUCED, Finding, Result
+from limelight.experiments.findings import CORRECTED, DIRECTION, EXTRA, JUDGED, REPRODUCED, Finding, Result
 from limelight.experiments.verdicts import corrections, shown, summary, verdicts
 
 # The class of a verdict in the style sheet, and its sign, which is there without colour too.
-_SIGNS = {REPRODUCED: ("yes", "✓"), DIRECTION: ("partly", "≈"), CORRECTED: ("no", "✗"), BESIDE: ("beside", "·")}
+_SIGNS = {REPRODUCED: ("yes", "✓"), DIRECTION: ("partly", "≈"), CORRECTED: ("no", "✗"), EXTRA: ("extra", "·")}
 
 
 def page(results: Sequence[Result], folder: Path) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from limelight.experiments.findings import BESIDE, Finding, Result, holds, mean_and_spread, plus_minus, rounded
+from limelight.experiments.findings import EXTRA, Finding, Result, holds, mean_and_spread, plus_minus, rounded
 from limelight.experiments.lesson import Lesson
 from limelight.nn import MultiHeadAttention
 from limelight.positions import T5, XL, ALiBi, Learned, Positions, Rotary, Sinusoidal
@@ -121,7 +121,7 @@ def _shapes(logits: dict[str, list[Tensor]], profiles: dict[str, Tensor]) -> lis
             "far ones share buckets",
         ),
     )
-    return [Finding(14, what, None, measured, BESIDE, note) for what, measured, note in described]
+    return [Finding(14, what, None, measured, EXTRA, note) for what, measured, note in described]
 
 
 def _layer(scheme: Positions) -> MultiHeadAttention:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from limelight.experiments.findings import BESIDE, Finding, Result, exponent, holds, mean_and_spread, rounded
+from limelight.experiments.findings import EXTRA, Finding, Result, exponent, holds, mean_and_spread, rounded
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.training import accuracy, fit
 from limelight.nn import MultiHeadAttention
@@ -118,7 +118,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what="a GRU at the same distances",
             theirs=None,
             measured=rounded([near["GRU"], far["GRU"]]),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="its gates can keep a token; they have to learn to first",
         ),
         Finding(
@@ -126,7 +126,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what="gradient at the first token of new networks, far / near: RNN, attention",
             theirs=None,
             measured=[f"{fall['RNN']:.0e}", f"{fall['attention']:.0e}"],
-            verdict=BESIDE,
+            verdict=EXTRA,
             note=(
                 f"exponential in an RNN; in attention a power of the distance ({power:.1f}), since weights share one "
                 "sum"

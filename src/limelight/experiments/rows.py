@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from limelight import Causal, DenseBias, weights
-from limelight.experiments.findings import BESIDE, Finding, Result, holds
+from limelight.experiments.findings import EXTRA, Finding, Result, holds
 from limelight.experiments.lesson import Lesson
 from limelight.nn import MultiHeadAttention
 
@@ -80,7 +80,7 @@ def _sums(q: Tensor, k: Tensor, given: Tensor, received: Tensor) -> list[Finding
             verdict=holds(column > 0.5),
             note="and its row stays as it was, so a text that calls the column “what a token gives” is wrong",
         ),
-        Finding(2, "change of the row of that key", None, round(row, 6), BESIDE, "a row is what a token gives"),
+        Finding(2, "change of the row of that key", None, round(row, 6), EXTRA, "a row is what a token gives"),
     ]
 
 

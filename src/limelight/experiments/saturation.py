@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from limelight import weights
-from limelight.experiments.findings import BESIDE, Finding, Result, holds
+from limelight.experiments.findings import EXTRA, Finding, Result, holds
 from limelight.experiments.lesson import Lesson
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what="width from which on it is saturated, by the number of keys",
             theirs=None,
             measured=saturated,
-            verdict=BESIDE,
+            verdict=EXTRA,
             note=f"entropy below {SATURATED} of the largest",
         ),
     ]

@@ -9,8 +9,8 @@ import torch
 
 from limelight import attention, trace, weights
 from limelight.experiments.findings import (
-    BESIDE,
     CORRECTED,
+    EXTRA,
     Finding,
     Result,
     holds,
@@ -281,7 +281,7 @@ def _judge_gradient(rows: list[dict[str, Any]]) -> list[Finding]:
             what="the mean over tokens, instead of the median: q unscaled, scaled; k unscaled, scaled",
             theirs=None,
             measured=rounded([x for side in ("q", "k") for x in change(f"mean {side}")]),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="a few tokens whose weights are nearly a tie get most of it, the more so the larger d is",
         )
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from limelight.experiments.findings import BESIDE, Finding, Result, holds, mean_and_spread, plus_minus, rounded
+from limelight.experiments.findings import EXTRA, Finding, Result, holds, mean_and_spread, plus_minus, rounded
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.small_models import MarkedTexts
 from limelight.experiments.training import accuracy, fit
@@ -102,7 +102,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what="one relation: right with one head",
             theirs=None,
             measured=round(one["1"], 2),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="there one head is enough",
         ),
     ]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from limelight import Causal, Weights, attention, translate, weights
-from limelight.experiments.findings import BESIDE, Finding, Result, holds, rounded
+from limelight.experiments.findings import EXTRA, Finding, Result, holds, rounded
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.training import fit
 from limelight.nn import FeedForward
@@ -167,7 +167,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what="loss without and with a sink logit (nats)",
             theirs=None,
             measured=rounded([plain[0]["loss"], sunk[0]["loss"]], 3),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="what cannot be known costs ln 3 = 1.1 where a word is followed by three different ones",
         ),
         _real_decoder(),
@@ -192,7 +192,7 @@ def _real_decoder() -> Finding:
         what="the translator's decoder: weight on the first token, layer by layer",
         theirs=None,
         measured=rounded(first),
-        verdict=BESIDE,
+        verdict=EXTRA,
         note=f"equal weights would give {even:.2f}; {len(calls)} layers, {n} tokens",
     )
 

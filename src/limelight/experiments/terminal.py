@@ -11,13 +11,13 @@ from rich.text import Text
 
 from limelight.experiments import CHAPTERS, EXPERIMENTS, lesson, run
 from limelight.experiments.claims import CLAIMS
-from limelight.experiments.findings import BESIDE, BUSY, CORRECTED, DIRECTION, MISSING, REPRODUCED, Result
+from limelight.experiments.findings import BUSY, CORRECTED, DIRECTION, EXTRA, MISSING, REPRODUCED, Result
 from limelight.experiments.report import write, write_report
 from limelight.experiments.verdicts import corrections, shown, summary, verdicts
 from limelight.viz.heatmaps import need_matplotlib
 from limelight.viz.tables import messages_console, wide_console
 
-_STYLES = {REPRODUCED: "green", DIRECTION: "yellow", CORRECTED: "red", BESIDE: "dim", BUSY: "dim", MISSING: "dim"}
+_STYLES = {REPRODUCED: "green", DIRECTION: "yellow", CORRECTED: "red", EXTRA: "dim", BUSY: "dim", MISSING: "dim"}
 
 
 def list_experiments() -> None:

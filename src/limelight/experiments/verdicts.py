@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from limelight.experiments.claims import CLAIMS
-from limelight.experiments.findings import BESIDE, CORRECTED, JUDGED, Finding, Result, plain
+from limelight.experiments.findings import CORRECTED, EXTRA, JUDGED, Finding, Result, plain
 
 
 def verdicts(results: Iterable[Result]) -> list[dict[str, Any]]:
@@ -20,7 +20,7 @@ def verdicts(results: Iterable[Result]) -> list[dict[str, Any]]:
 
 
 def _entry(claim: int, findings: list[Finding]) -> dict[str, Any]:
-    compared = [f for f in findings if f.verdict != BESIDE]
+    compared = [f for f in findings if f.verdict != EXTRA]
     judged = [f.verdict for f in compared if f.verdict in JUDGED]
     one = len(compared) == 1
     return {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from limelight.experiments.embeddings import KINDS, first_queries, known_words
-from limelight.experiments.findings import BESIDE, Finding, Result, holds, rounded
+from limelight.experiments.findings import EXTRA, Finding, Result, holds, rounded
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.real_models import minilm, translator
 from limelight.nn import MultiHeadAttention
@@ -117,7 +117,7 @@ def _find_rules(W: Tensor) -> list[Finding]:
             what="the same entry in PyTorch's Linear, whose weight is Wᵀ",
             theirs=None,
             measured=f"weight[{OUTPUT}, {INPUT}] = {float(W.T[OUTPUT, INPUT]):.4f}",
-            verdict=BESIDE,
+            verdict=EXTRA,
             note="there the texts' reading is right",
         ),
     ]
@@ -159,7 +159,7 @@ def _find_words(count: int = 3) -> tuple[list[dict[str, Any]], Finding]:
         what=f"{model.name}'s first W_Q: columns whose {count} most wanted words are of one kind, and by chance",
         theirs=None,
         measured=[round(float(one_kind.float().mean()), 3), round(chance, 3)],
-        verdict=BESIDE,
+        verdict=EXTRA,
         note=f"of {total} words in seven kinds; {listed}",
     )
     return rows, finding

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from limelight import Causal, Window, edit, watch
-from limelight.experiments.findings import BESIDE, Finding, Result, holds
+from limelight.experiments.findings import EXTRA, Finding, Result, holds
 from limelight.experiments.induction import TOKENS, VOCABULARY, repeated
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.training import fit
@@ -177,7 +177,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what="rank correlation between a head's strongest weights and its effect",
             theirs=None,
             measured=round(agreement, 2),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note=f"over {len(effects)} heads: sharp weights alone do not say that a head matters",
         ),
     ]

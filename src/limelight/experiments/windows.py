@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from limelight import Window
-from limelight.experiments.findings import BESIDE, Finding, Result, holds, mean_and_spread, rounded
+from limelight.experiments.findings import EXTRA, Finding, Result, holds, mean_and_spread, rounded
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.small_models import MarkedTexts, encoder
 from limelight.experiments.training import accuracy, fit
@@ -120,7 +120,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what="reach of 1, 2, 3, 4 layers, counted",
             theirs=None,
             measured=list(reach.values()),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note=f"{RADIUS} tokens more with each layer",
         ),
         Finding(
@@ -128,7 +128,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what="least accuracy within the reach, most beyond it",
             theirs=None,
             measured=rounded([min(within), max(beyond)]),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note=f"full attention, one layer: {rounded([full[f'{d}'] for d in DISTANCES])}",
         ),
     ]

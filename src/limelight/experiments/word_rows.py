@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from limelight.experiments.findings import BESIDE, MISSING, Finding, Result, holds, rounded
+from limelight.experiments.findings import EXTRA, MISSING, Finding, Result, holds, rounded
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.real_models import HOW_TO_GET, RealModel, real_models
 
@@ -90,7 +90,7 @@ def _judge(name: str, heads: Tensor, mean: Tensor) -> list[Finding]:
             what=f"{name}: the head that looks most from sat to cat",
             theirs=None,
             measured=round(float(on_cat.max()), 2),
-            verdict=BESIDE,
+            verdict=EXTRA,
             note=f"{int((on_cat > 0.35).sum())} of {len(heads)} heads give cat more than the printed 0.35",
         ),
     ]

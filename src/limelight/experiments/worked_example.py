@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from limelight import attention, trace
 from limelight.core.examples import TOKENS, worked_example
-from limelight.experiments.findings import BESIDE, Finding, Result, holds, judge, rounded
+from limelight.experiments.findings import EXTRA, Finding, Result, holds, judge, rounded
 from limelight.experiments.lesson import Lesson
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
         findings.append(Finding(claim=1, what=name, theirs=theirs, measured=found, verdict=verdict, note=note))
         if name == "scores of dog":
             scaled = rounded(steps.scaled.reshape(3, 3)[0].tolist(), 4)
-            findings.append(Finding(1, "scores of dog / √2", None, scaled, BESIDE, "a step that texts do not print"))
+            findings.append(Finding(1, "scores of dog / √2", None, scaled, EXTRA, "a step that texts do not print"))
     weights: list[list[float]] = steps.weights.reshape(3, 3).tolist()
     rows: list[dict[str, Any]] = [
         {"query": q} | dict(zip(TOKENS, row, strict=True)) for q, row in zip(TOKENS, weights, strict=True)

@@ -92,9 +92,18 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             row[task], row[f"{task} spread"] = mean_and_spread(found)
         rows.append(row)
     by = {row["mixer"]: row for row in rows}
+    takeaway = (
+        f"Where the important token moves, attention finds it in {by['attention']['moves']:.0%} of texts, convolutions "
+        f"in {by['convolution']['moves']:.0%} and a mean in {by['mean']['moves']:.0%}; where it stays, convolutions "
+        f"find it in {by['convolution']['stays']:.0%}."
+    )
+    return Result("fixed-mixing", takeaway, _findings(by), {"accuracy": rows})
+
+
+def _findings(by: dict[str, dict[str, Any]]) -> list[Finding]:
     fixed = [by["mean"]["moves"], by["convolution"]["moves"]]
     learned, stays = by["attention"]["moves"], by["convolution"]["stays"]
-    findings = [
+    return [
         Finding(
             claim=29,
             what="where what matters moves: right answers of the mean and of convolutions",
@@ -128,11 +137,6 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             note="its gates also depend on the tokens: recurrence is not a fixed operation",
         ),
     ]
-    takeaway = (
-        f"Where the important token moves, attention finds it in {learned:.0%} of texts, convolutions in "
-        f"{fixed[1]:.0%} and a mean in {fixed[0]:.0%}; where it stays, convolutions find it in {stays:.0%}."
-    )
-    return Result("fixed-mixing", takeaway, findings, {"accuracy": rows})
 
 
 def draw(result: Result) -> Figure:

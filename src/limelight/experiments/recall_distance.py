@@ -93,10 +93,19 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             row[name], row[f"{name} spread"] = mean_and_spread([learn(name, distance, s, steps) for s in seeds])
             row[f"{name} gradient"] = sum(_gradient(name, distance, s) for s in range(5)) / 5
         rows.append(row)
+    far = rows[-1]
+    takeaway = (
+        f"At a distance of {far['distance']} tokens a plain RNN recalls {far['RNN']:.0%}, a GRU {far['GRU']:.0%} and "
+        f"attention {far['attention']:.0%} of the first tokens."
+    )
+    return Result("recall-distance", takeaway, _findings(rows), {"recall": rows})
+
+
+def _findings(rows: list[dict[str, Any]]) -> list[Finding]:
     near, far = rows[0], rows[-1]
     fall = {name: far[f"{name} gradient"] / near[f"{name} gradient"] for name in NETS}
     power = exponent([row["distance"] for row in rows], [row["attention gradient"] for row in rows])
-    findings = [
+    return [
         Finding(
             claim=28,
             what=f"a plain RNN forgets with distance: right answers at {near['distance']} and {far['distance']}",
@@ -133,11 +142,6 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             ),
         ),
     ]
-    takeaway = (
-        f"At a distance of {far['distance']} tokens a plain RNN recalls {far['RNN']:.0%}, a GRU {far['GRU']:.0%} and "
-        f"attention {far['attention']:.0%} of the first tokens."
-    )
-    return Result("recall-distance", takeaway, findings, {"recall": rows})
 
 
 def draw(result: Result) -> Figure:

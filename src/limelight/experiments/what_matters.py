@@ -12,7 +12,7 @@ from limelight.experiments.findings import EXTRA, Finding, Result, holds
 from limelight.experiments.induction import TOKENS, VOCABULARY, repeated
 from limelight.experiments.lesson import Lesson
 from limelight.experiments.training import fit
-from limelight.lens import Knockout, Off, Pattern, Record, importance
+from limelight.lens import Importance, Knockout, Off, Pattern, Record, importance
 from limelight.lens.importance_table import rank_correlation
 from limelight.nn import MultiHeadAttention
 from limelight.positions import Rotary
@@ -133,13 +133,24 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     ids, loss = texts(32, seed + 1)
     effects = importance(model, ids, metric=loss)
     found = circuit(model, ids, loss)
-    induction, previous = found["induction"], found["previous"]
-    ranked = [(row["layer"], row["head"]) for row in effects.top(len(effects))]
-    rank = 1 + ranked.index((induction["layer"], induction["head"]))
     clean, knocked, restored = (found[name] for name in ("clean", "knocked", "restored"))
     gained = (knocked - restored) / max(knocked - clean, 1e-9)
+    takeaway = (
+        f"Without its previous tokens one head of layer {found['previous']['layer']} takes the induction head down with "
+        f"it (loss {clean:.2f} → {knocked:.2f}); its weights of a clean run bring {100 * gained:.0f}% of that back."
+    )
+    rows = [{"layer": r["layer"], "head": r["head"], "effect": r["effect"]} for r in effects]
+    losses = [{"run": name, "loss": found[name]} for name in ("clean", "knocked", "restored", "off")]
+    return Result("what-matters", takeaway, _findings(effects, found, gained), {"effects": rows, "losses": losses})
+
+
+def _findings(effects: Importance, found: dict[str, Any], gained: float) -> list[Finding]:
+    induction, previous = found["induction"], found["previous"]
+    clean, knocked, restored = (found[name] for name in ("clean", "knocked", "restored"))
+    ranked = [(row["layer"], row["head"]) for row in effects.top(len(effects))]
+    rank = 1 + ranked.index((induction["layer"], induction["head"]))
     agreement = rank_correlation(found["looks"], [abs(row["effect"]) for row in effects])
-    findings = [
+    return [
         Finding(
             claim=52,
             what="the report finds it: label and score of the strongest induction head",
@@ -181,13 +192,6 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             note=f"over {len(effects)} heads: sharp weights alone do not say that a head matters",
         ),
     ]
-    takeaway = (
-        f"Without its previous tokens one head of layer {previous['layer']} takes the induction head down with it "
-        f"(loss {clean:.2f} → {knocked:.2f}); its weights of a clean run bring {100 * gained:.0f}% of that back."
-    )
-    rows = [{"layer": r["layer"], "head": r["head"], "effect": r["effect"]} for r in effects]
-    losses = [{"run": name, "loss": found[name]} for name in ("clean", "knocked", "restored", "off")]
-    return Result("what-matters", takeaway, findings, {"effects": rows, "losses": losses})
 
 
 def draw(result: Result) -> Figure:

@@ -92,10 +92,20 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             found = [learn(layers, radius, distance, s, steps) for s in seeds]
             row[f"{distance}"], row[f"{distance} spread"] = mean_and_spread(found)
         rows.append(row)
+    one, deep = rows[0], rows[-2]
+    takeaway = (
+        f"One window of {RADIUS} sees {reach[1]} tokens far, four stacked ones {reach[4]}: at a distance of 6 tokens "
+        f"one layer is right in {one['6']:.0%} of texts and {deep['layers']} layers in {deep['6']:.0%}."
+    )
+    counted = [{"layers": layers, "reach": x} for layers, x in reach.items()]
+    return Result("windows", takeaway, _findings(rows, reach), {"accuracy": rows, "reach": counted})
+
+
+def _findings(rows: list[dict[str, Any]], reach: dict[int, int]) -> list[Finding]:
     one, deep, full = rows[0], rows[-2], rows[-1]
     beyond = [row[f"{d}"] for row in rows for d in DISTANCES if d > row["reach"]]
     within = [row[f"{d}"] for row in rows for d in DISTANCES if d <= row["reach"]]
-    findings = [
+    return [
         Finding(
             claim=30,
             what=(
@@ -132,12 +142,6 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             note=f"full attention, one layer: {rounded([full[f'{d}'] for d in DISTANCES])}",
         ),
     ]
-    takeaway = (
-        f"One window of {RADIUS} sees {reach[1]} tokens far, four stacked ones {reach[4]}: at a distance of 6 tokens "
-        f"one layer is right in {one['6']:.0%} of texts and {deep['layers']} layers in {deep['6']:.0%}."
-    )
-    counted = [{"layers": layers, "reach": x} for layers, x in reach.items()]
-    return Result("windows", takeaway, findings, {"accuracy": rows, "reach": counted})
 
 
 def draw(result: Result) -> Figure:

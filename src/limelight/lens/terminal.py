@@ -67,11 +67,7 @@ def look(
     with progress(messages) as advance:
         call, head = seen.most_telling(head, _tracking("links", advance))
         report = selected.heads(_tracking("heads", advance))
-    if explicit:
-        links = selected.links(call, head, top, trivial=True)
-    else:
-        links = [link for c in selected.record.log for h in range(c.shape[1]) for link in selected.links(c, h, top)]
-        links = sorted(links, key=lambda link: -link.weight)[:top]
+    links = selected.links(call, head, top, trivial=True) if explicit else _strongest_links(selected, top)
     rows = Heads(row for row in report if layer is None or row["layer"] == layer)
     try:  # a page that cannot be written does not keep the rest from being printed
         if html:
@@ -81,18 +77,19 @@ def look(
             messages.print(printable(f"{html} has every layer and head."))
     finally:
         if as_json:
-            found = _as_dict(selected, rows, links, call, head)
-            if selected.picture is not None:
-                found |= pictures.as_dict(selected, call, head, patch)
-            if word is not None and selected.picture is None:
-                found["word"] = word_as_dicts(selected, word)
-            print(strict_json.dumps(found))
+            print(strict_json.dumps(_as_dict(selected, rows, links, call, head, patch, word)))
         elif word is not None:
             _draw_word(selected, word, head if explicit else None)
         else:
             title = f"strongest links of {call.name}, head {head}" if explicit else _LINKS_TITLE
             shown = rows if every_head or len(rows) <= _ROWS else rows.telling(_ROWS)
             _draw(selected, shown, len(rows), _links_table(title, selected, links), call, head, patch)
+
+
+def _strongest_links(reading: Reading, top: int) -> list[Link]:
+    """Return the strongest links of all heads."""
+    every = (link for call in reading.record.log for h in range(call.shape[1]) for link in reading.links(call, h, top))
+    return sorted(every, key=lambda link: -link.weight)[:top]
 
 
 def _draw_word(reading: Reading, word: str, head: int | None) -> None:
@@ -161,7 +158,15 @@ def _links_table(title: str, reading: Reading, links: list[Link]) -> Table:
     return table
 
 
-def _as_dict(reading: Reading, report: Heads, links: list[Link], call: Call, head: int) -> dict[str, Any]:
+def _as_dict(
+    reading: Reading,
+    report: Heads,
+    links: list[Link],
+    call: Call,
+    head: int,
+    patch: tuple[int, int] | None,
+    word: str | None,
+) -> dict[str, Any]:
     """Return what ``--json`` prints."""
     _, _, N, M = call.shape
     small = N * M <= _DENSE_JSON
@@ -169,7 +174,7 @@ def _as_dict(reading: Reading, report: Heads, links: list[Link], call: Call, hea
         matrix = call.weights[0, head] if small else call.weights.pool(min(N, 256), min(M, 256))[0, head]
     stacks = {c.stack for c in reading.record.log}
     stacks |= {stack for c in reading.record.log if c.kind == "cross" for stack in ("encoder", "written")}
-    return {
+    found = {
         "model": reading.model,
         **({"wrote": reading.wrote} if reading.wrote else {}),
         "sizes": reading.sizes,
@@ -184,6 +189,11 @@ def _as_dict(reading: Reading, report: Heads, links: list[Link], call: Call, hea
             "weights": matrix.tolist(),
         },
     }
+    if reading.picture is not None:
+        found |= pictures.as_dict(reading, call, head, patch)
+    elif word is not None:
+        found["word"] = word_as_dicts(reading, word)
+    return found
 
 
 def _link_as_dict(reading: Reading, link: Link) -> dict[str, Any]:

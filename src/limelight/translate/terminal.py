@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from limelight.translate.data import read_pairs
+from limelight.translate.data import Pair, read_pairs
 from limelight.translate.defaults import advice_on, choices_for
 from limelight.translate.recipe import Recipe
 from limelight.translate.training import Progress, Stopped, split_for_training, train
@@ -39,16 +39,9 @@ def train_with_progress(
     """
     console = messages_console()
     given = read_pairs(pairs, note=lambda text: console.print(printable(f"note: {text}"), style="yellow"))
-    chosen = {name: value for name, value in choices_for(given).items() if name not in choices}
-    recipe = Recipe(**choices, **chosen)
-    split_for_training(given, recipe)  # says what is wrong before there is a bar
+    recipe = _recipe_for(given, choices, console, advise=start is None)
     if threads is not None:
         torch.set_num_threads(threads)
-    if start is None and (advice := advice_on(given)):
-        console.print(f"note: {advice}", style="yellow")
-    if chosen:
-        listed = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
-        console.print(f"chosen for {len(given):,} pairs: {listed}")
     console.print("Ctrl-C stops and saves.")
 
     def scored(epoch: int, bleu: float) -> None:
@@ -76,6 +69,19 @@ def train_with_progress(
         return False
     print(f"{folder}: BLEU {best:.2f} on sentences that it was not trained on")
     return True
+
+
+def _recipe_for(pairs: list[Pair], choices: dict[str, Any], console: Console, *, advise: bool) -> Recipe:
+    """Return the recipe of these choices, with what suits the number of pairs in place of the others; print these."""
+    chosen = {name: value for name, value in choices_for(pairs).items() if name not in choices}
+    recipe = Recipe(**choices, **chosen)
+    split_for_training(pairs, recipe)  # says what is wrong before there is a bar
+    if advise and (advice := advice_on(pairs)):
+        console.print(f"note: {advice}", style="yellow")
+    if chosen:
+        listed = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
+        console.print(f"chosen for {len(pairs):,} pairs: {listed}")
+    return recipe
 
 
 @contextmanager

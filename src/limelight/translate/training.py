@@ -101,22 +101,17 @@ def train(
     state = _restored(folder, recipe, tokenizer, None if start is None else Path(start))
     if state.step:
         resumed(state.step, state.epoch)
-    saved, seen = time.monotonic(), 0
     if finish:
         with _averaged(state, recipe.blend):
             models.save(copy.deepcopy(state.model).half(), folder)
             return bleu(state.model, tokenizer, references)
+    autosave, seen = _Autosave(folder, save_every, stop), 0
     while state.epoch < recipe.epochs and not _ended(state.scores, recipe.patience):
         for count, batch in _rest_of_epoch(augmenter, state, recipe, tokenizer):
             loss = _update(state, batch, recipe, (state.epoch + state.done / count) / recipe.epochs)
             seen += int(batch.source_lengths.sum() + batch.target_lengths.sum())
             watch(Progress(state.step, state.epoch, state.done, count, loss, seen))
-            stopping = stop()
-            if stopping or time.monotonic() - saved > save_every:
-                _save(folder, state)
-                saved = time.monotonic()
-            if stopping:
-                raise Stopped(state.step, state.epoch)
+            autosave(state)
         with _averaged(state, recipe.blend):
             score = bleu(state.model, tokenizer, references)
             if score > max(state.scores, default=-1.0):
@@ -126,6 +121,22 @@ def train(
         _save(folder, state)
         scored(state.epoch, score)
     return max(state.scores)
+
+
+class _Autosave:
+    """Saves the state of a training every ``seconds``, and ends the training when ``stop`` returns True."""
+
+    def __init__(self, folder: Path, seconds: float, stop: Callable[[], bool]) -> None:
+        self._folder, self._seconds, self._stop = folder, seconds, stop
+        self._saved_at = time.monotonic()
+
+    def __call__(self, state: _State) -> None:
+        stopping = self._stop()
+        if stopping or time.monotonic() - self._saved_at > self._seconds:
+            _save(self._folder, state)
+            self._saved_at = time.monotonic()
+        if stopping:
+            raise Stopped(state.step, state.epoch)
 
 
 def split_for_training(pairs: list[Pair], recipe: Recipe) -> tuple[list[Pair], dict[str, list[str]]]:

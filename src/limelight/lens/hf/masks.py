@@ -118,14 +118,13 @@ def span_mask(
         assert whole is not None
         return as_spans(whole)
     # A causal query sees nothing after its own position, so the keys end with the last query (in a static cache).
-    first = q_offset - kv_offset  # the position of the first query among the keys
-    keys = min(first + q_length, kv_length) if any(isinstance(x, (Causal, Window)) for x in parts) else kv_length
+    is_local = any(isinstance(x, (Causal, Window)) for x in parts)
+    keys = min(q_offset - kv_offset + q_length, kv_length) if is_local else kv_length
     parts = [x for x in parts if q_length > 1 or not isinstance(x, Causal)]
     padding = _padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
         parts += _masks_of_padding(padding[:, kv_offset : kv_offset + keys], q_length)
-    skip = allow_is_causal_skip or allow_is_bidirectional_skip
-    if not parts and keys == kv_length and skip:
+    if not parts and keys == kv_length and (allow_is_causal_skip or allow_is_bidirectional_skip):
         return None
     return SpanMask(reduce(and_, parts or [First(keys)]), (batch_size, 1, q_length, kv_length), keys, device)
 

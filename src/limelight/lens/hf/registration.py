@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -57,31 +57,19 @@ def attend(
         raise ValueError('attn_implementation="limelight" has no paged cache; use a dynamic or a static one')
     if others.get("output_attentions"):
         warn_once("limelight does not return the weights of output_attentions=True; record them with limelight.watch")
-    N = query.shape[2]
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
-    causal = attention_mask is None and is_causal and N > 1
-    if isinstance(attention_mask, SpanMask) and attention_mask.shape[-1] != key.shape[2]:
-        attention_mask = attention_mask.dense()  # a model with a cache of its own, whose mask broadcasts
-    keys = attention_mask.keys if isinstance(attention_mask, SpanMask) else N if causal else key.shape[2]
-    if keys < key.shape[2]:
-        key, value = key[:, :, :keys], value[:, :, :keys]
-    described: Mask | None = Causal() if causal else None  # as the record shows it
-    lowered: Mask | None = described  # as the kernels take it
-    bias: Bias | None = None
-    if attention_mask is not None:
-        described, lowered, bias = _convert_mask(attention_mask, query, key)
-    if position_bias is not None:
-        added = _cached_on(position_bias, partial(_convert_bias, position_bias, keys))
-        bias = added if bias is None else bias + added
+    found = _convert(query.shape[2], key.shape[2], attention_mask, is_causal, position_bias)
+    if found.keys < key.shape[2]:
+        key, value = key[:, :, : found.keys], value[:, :, : found.keys]
     recorder = recorders.get(module) if recorders else None
     if recorder is None:
         out = attention(
             query,
             key,
             value,
-            mask=lowered,
-            bias=bias,
+            mask=found.lowered,
+            bias=found.bias,
             scale=scaling,
             softcap=softcap,
             sink=s_aux,
@@ -96,13 +84,40 @@ def attend(
             key,
             value,
             dropout=dropout,
-            mask=described,
-            bias=bias,
+            mask=found.described,
+            bias=found.bias,
             scale=scaling,
             softcap=softcap,
             sink=s_aux,
         )
     return out.transpose(1, 2).contiguous(), None
+
+
+class _Converted(NamedTuple):
+    """The mask and bias of a call of transformers, as limelight's own."""
+
+    described: Mask | None  # as the record shows it
+    lowered: Mask | None  # as the kernels take it
+    bias: Bias | None
+    keys: int  # number of keys that the mask covers; those after them are the free part of a static cache
+
+
+def _convert(
+    N: int, M: int, attention_mask: Tensor | None, is_causal: bool, position_bias: Tensor | None
+) -> _Converted:
+    """Convert the mask and the bias of a call with N queries and M keys."""
+    causal = attention_mask is None and is_causal and N > 1
+    if isinstance(attention_mask, SpanMask) and attention_mask.shape[-1] != M:
+        attention_mask = attention_mask.dense()  # a model with a cache of its own, whose mask broadcasts
+    keys = attention_mask.keys if isinstance(attention_mask, SpanMask) else N if causal else M
+    described: Mask | None = Causal() if causal else None
+    lowered, bias = described, None
+    if attention_mask is not None:
+        described, lowered, bias = _convert_mask(attention_mask, N, keys)
+    if position_bias is not None:
+        added = _cached_on(position_bias, partial(_convert_bias, position_bias, keys))
+        bias = added if bias is None else bias + added
+    return _Converted(described, lowered, bias, keys)
 
 
 def _convert_bias(bias: Tensor, keys: int) -> Bias:
@@ -126,15 +141,14 @@ def _cached_on(x: Tensor, make: Callable[[], Any]) -> Any:
     return known[1]
 
 
-def _convert_mask(mask: Tensor, q: Tensor, k: Tensor) -> tuple[Mask | None, Mask | None, Bias | None]:
+def _convert_mask(mask: Tensor, N: int, M: int) -> tuple[Mask | None, Mask | None, Bias | None]:
     """Return a mask as the record shows it, as the kernels take it, and the bias that a float mask contains."""
     if isinstance(mask, SpanMask):
         return mask.mask, mask.lowered, None
-    N, M = q.shape[2], k.shape[2]
     if mask.ndim == 2:  # which keys are not padding
         lengths = mask.sum(1)
         if not torch.equal(mask != 0, torch.arange(M, device=mask.device) < lengths[:, None]):
-            return _convert_mask(mask[:, None, None].expand(-1, 1, N, M) != 0, q, k)
+            return _convert_mask(mask[:, None, None].expand(-1, 1, N, M) != 0, N, M)
         return Padding(lengths), Padding(lengths), None
     if mask.ndim != 4:
         raise ValueError(

@@ -20,6 +20,8 @@ class SlowPathWarning(UserWarning):
 
 def describe(value: object) -> str:
     """Name the kind of a value for an error message."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     return f"a {value.dtype} tensor" if isinstance(value, Tensor) else type(value).__name__
 
 

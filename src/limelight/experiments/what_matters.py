@@ -136,8 +136,9 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     clean, knocked, restored = (found[name] for name in ("clean", "knocked", "restored"))
     gained = (knocked - restored) / max(knocked - clean, 1e-9)
     takeaway = (
-        f"Without its previous tokens one head of layer {found['previous']['layer']} takes the induction head down with "
-        f"it (loss {clean:.2f} → {knocked:.2f}); its weights of a clean run bring {100 * gained:.0f}% of that back."
+        f"Without its previous tokens one head of layer {found['previous']['layer']} takes the induction head down "
+        f"with it (loss {clean:.2f} → {knocked:.2f}); its weights of a clean run bring {100 * gained:.0f}% of that "
+        "back."
     )
     rows = [{"layer": r["layer"], "head": r["head"], "effect": r["effect"]} for r in effects]
     losses = [{"run": name, "loss": found[name]} for name in ("clean", "knocked", "restored", "off")]

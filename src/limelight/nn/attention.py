@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from limelight.backends import Int8Rows
 from limelight.core.biases import Bias
-from limelight.core.checks import describe, reject_options
+from limelight.core.checks import check_count, check_dropout, check_finite, describe, reject_options
 from limelight.core.masks import Mask
 from limelight.functional import attention, attention_int8, weights
 from limelight.matrix.base import Weights
+from limelight.nn.arguments import check_norm_maker, check_positions, check_size, explain_arguments
 from limelight.nn.cache import Slot
 from limelight.nn.linear import Linear, project
 from limelight.nn.positions import Positions
@@ -58,6 +59,7 @@ class MultiHeadAttention(nn.Module):
     compute_attention = staticmethod(attention)
     make_weights = staticmethod(weights)
 
+    @explain_arguments("MultiHeadAttention(width, heads), such as MultiHeadAttention(32, 4)")
     def __init__(
         self,
         width: int,
@@ -75,21 +77,27 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads < 1 or kv_heads < 1 or heads % kv_heads:
-            raise ValueError(f"heads = {heads} must be a multiple of kv_heads = {kv_heads}")
+        who = type(self).__name__
+        width, heads = check_count(who, "width", width, 1), check_count(who, "heads", heads, 1)
+        kv_heads = check_size(who, "kv_heads", kv_heads, heads)
+        if heads % kv_heads:
+            raise ValueError(f"{who}: heads = {heads} must be a multiple of kv_heads = {kv_heads}")
         if head_width is None and width % heads:
-            raise ValueError(f"width = {width} is not a multiple of heads = {heads}; give head_width")
-        head_width = width // heads if head_width is None else head_width
-        value_width = head_width if value_width is None else value_width
-        context_width = width if context_width is None else context_width
-        self.num_heads, self.kv_heads, self.dropout = heads, kv_heads, dropout
-        self.scale = head_width**-0.5 if scale is None else scale
+            raise ValueError(
+                f"{who}: width = {width} is not a multiple of heads = {heads}; give head_width, or heads that divide it"
+            )
+        head_width = check_size(who, "head_width", head_width, width // heads)
+        value_width = check_size(who, "value_width", value_width, head_width)
+        context_width = check_size(who, "context_width", context_width, width)
+        if norm is not None:
+            check_norm_maker(who, norm)
+        self.num_heads, self.kv_heads, self.dropout = heads, kv_heads, check_dropout(dropout)
+        self.scale = head_width**-0.5 if scale is None else check_finite(f"{who}: scale", scale)
         self.query = Linear(width, heads * head_width, bias=bias)
         self.key = Linear(context_width, kv_heads * head_width, bias=bias)
         self.value = Linear(context_width, kv_heads * value_width, bias=bias)
         self.out = Linear(heads * value_width, width, bias=bias if out_bias is None else out_bias)
-        self.positions = Positions() if positions is None else positions
+        self.positions = check_positions(who, positions)
         self.query_norm = None if norm is None else norm(head_width)
         self.key_norm = None if norm is None else norm(head_width)
 

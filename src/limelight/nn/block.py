@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
+from limelight.core.checks import check_number
 from limelight.core.masks import Mask
+from limelight.nn.arguments import (
+    ATTENTION,
+    BLOCK,
+    FEED_FORWARD,
+    check_module,
+    check_norm_maker,
+    check_same_width,
+    explain_arguments,
+)
 from limelight.nn.attention import MultiHeadAttention
 from limelight.nn.cache import Slot
 from limelight.nn.feedforward import FeedForward
@@ -33,6 +44,7 @@ class Block(nn.Module):
 
     """
 
+    @explain_arguments(f"Block(attention, feed_forward), such as {BLOCK}")
     def __init__(
         self,
         attention: MultiHeadAttention,
@@ -44,16 +56,30 @@ class Block(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        who = type(self).__name__
+        _check_attention(who, "attention", attention)
+        check_module(who, "feed_forward", feed_forward, FEED_FORWARD)
+        if cross is not None:
+            _check_attention(who, "cross", cross)
+        check_norm_maker(who, norm)
         if order not in ORDERS:
-            raise ValueError(f"order = {order!r}; there are {', '.join(ORDERS)}")
+            raise ValueError(f"{who}: order = {order!r}; there are {', '.join(ORDERS)}")
         if order == "parallel" and cross is not None:
-            raise ValueError("order = 'parallel' has no cross-attention; leave out cross, or use 'pre' or 'post'")
+            raise ValueError(
+                f"{who}: order = 'parallel' has no cross-attention; leave out cross, or use 'pre' or 'post'"
+            )
         width = attention.out.out_features
+        check_same_width(
+            who,
+            attention=width,
+            feed_forward=feed_forward.down.out_features if isinstance(feed_forward, FeedForward) else None,
+            cross=cross.out.out_features if isinstance(cross, MultiHeadAttention) else None,
+        )
         self.order = order
         self.attention, self.attention_norm = attention, norm(width)
         self.cross, self.cross_norm = cross, None if cross is None else norm(width)
         self.feed_forward, self.feed_forward_norm = feed_forward, norm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(check_number(f"{who}: dropout", dropout))
 
     def forward(
         self,
@@ -92,3 +118,11 @@ class Block(nn.Module):
     def _drop(self, x: Tensor) -> Tensor:
         y: Tensor = self.dropout(x) if self.training else x
         return y
+
+
+def _check_attention(who: str, name: str, layer: Any) -> None:
+    check_module(who, name, layer, ATTENTION)
+    if isinstance(layer, nn.MultiheadAttention):
+        raise TypeError(f"{who}: {name} is torch's own; convert it with MultiHeadAttention.from_torch(layer)")
+    if not hasattr(layer, "out"):
+        raise TypeError(f"{who}: {name} must be a layer such as {ATTENTION}, not {type(layer).__name__}")

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from limelight.core.checks import check_count, check_number, describe
 from limelight.core.tracing import is_eager
+from limelight.nn.arguments import explain_arguments
 from limelight.nn.linear import Linear, project
 
 
@@ -20,6 +22,7 @@ class FeedForward(nn.Module):
     torch.Size([3, 5, 8])
     """
 
+    @explain_arguments("FeedForward(width, hidden), such as FeedForward(32, 128)")
     def __init__(
         self,
         width: int,
@@ -31,11 +34,18 @@ class FeedForward(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        who = type(self).__name__
+        width, hidden = check_count(who, "width", width, 1), check_count(who, "hidden", hidden, 1)
+        if isinstance(activation, type) or not callable(activation):
+            given = repr(activation) if isinstance(activation, str) else describe(activation)
+            raise TypeError(
+                f"{who}: activation must be a function of a tensor such as torch.nn.functional.gelu, not {given}"
+            )
         self.activation = activation
         self.gate = Linear(width, hidden, bias=bias) if gated else None
         self.up = Linear(width, hidden, bias=bias)
         self.down = Linear(hidden, width, bias=bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(check_number(f"{who}: dropout", dropout))
 
     def forward(self, x: Tensor) -> Tensor:
         """``(…, width)`` to ``(…, width)``."""

@@ -9,8 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from limelight.backends import linear
+from limelight.core.checks import check_count, check_finite, check_number, describe
 from limelight.core.masks import Causal, Dense, Mask, Padding, Spans
 from limelight.core.tracing import is_traced
+from limelight.nn.arguments import (
+    BLOCK,
+    check_blocks,
+    check_mask,
+    check_module,
+    check_norm,
+    check_positions,
+    check_same_width,
+    explain_arguments,
+)
+from limelight.nn.attention import MultiHeadAttention
 from limelight.nn.block import Block
 from limelight.nn.cache import KVCache, check_cache
 from limelight.nn.positions import XL, Positions
@@ -19,6 +31,7 @@ from limelight.nn.positions import XL, Positions
 class Embedding(nn.Module):
     """``norm(scale · table[ids] + positions + segment)``: token ids to vectors."""
 
+    @explain_arguments("Embedding(vocabulary, width), such as Embedding(1000, 32)")
     def __init__(
         self,
         vocabulary: int,
@@ -31,11 +44,14 @@ class Embedding(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        who = type(self).__name__
+        vocabulary, width = check_count(who, "vocabulary", vocabulary, 1), check_count(who, "width", width, 1)
+        check_norm(who, norm)
         self.table = nn.Embedding(vocabulary, width)
-        self.positions = Positions() if positions is None else positions
-        self.segments = nn.Embedding(segments, width) if segments else None
-        self.norm, self.scale = norm, scale
-        self.dropout = nn.Dropout(dropout)
+        self.positions = check_positions(who, positions)
+        self.segments = nn.Embedding(segments, width) if check_count(who, "segments", segments, 0) else None
+        self.norm, self.scale = norm, check_finite(f"{who}: scale", scale)
+        self.dropout = nn.Dropout(check_number(f"{who}: dropout", dropout))
 
     def forward(self, ids: Tensor, first: int | Tensor = 0, segments: Tensor | None = None) -> Tensor:
         """``ids (B, N)`` to ``(B, N, width)``; ``first`` is the position of the first token."""
@@ -79,9 +95,11 @@ class Encoder(nn.Module):
     attends to itself alone. The output at positions of padding has no meaning.
     """
 
+    @explain_arguments(f"Encoder([{BLOCK} for _ in range(6)])")
     def __init__(self, blocks: Iterable[Block], norm: nn.Module | None = None) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks = _blocks(self, blocks)
+        check_norm(type(self).__name__, norm)
         self.norm = norm
         # XL has a bias as large as the weights, and a packed row has more weights than the sequences apart.
         self._packs = not any(isinstance(module, XL) for module in self.modules())
@@ -112,6 +130,7 @@ class Decoder(nn.Module):
     ``patterns`` has a mask for each block, or None, which is added to that of all.
     """
 
+    @explain_arguments(f"Decoder([{BLOCK} for _ in range(6)])")
     def __init__(
         self,
         blocks: Iterable[Block],
@@ -120,12 +139,17 @@ class Decoder(nn.Module):
         patterns: Sequence[Mask | None] | None = None,
     ) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(blocks)
+        who = type(self).__name__
+        self.blocks = _blocks(self, blocks)
+        check_norm(who, norm)
+        check_mask(who, "mask", mask)
         self.norm = norm
         self.mask = Causal() if mask is None else mask
         self.patterns = [None] * len(self.blocks) if patterns is None else list(patterns)
         if len(self.patterns) != len(self.blocks):
-            raise ValueError(f"Decoder: {len(self.patterns)} patterns for {len(self.blocks)} blocks; give one for each")
+            raise ValueError(f"{who}: {len(self.patterns)} patterns for {len(self.blocks)} blocks; give one for each")
+        for n, pattern in enumerate(self.patterns):
+            check_mask(who, f"patterns[{n}]", pattern)
 
     def forward(
         self,
@@ -156,11 +180,36 @@ class Decoder(nn.Module):
         return x if self.norm is None else self.norm(x)
 
 
+def _blocks(stack: nn.Module, blocks: Iterable[Block]) -> nn.ModuleList:
+    """Check the blocks of a stack, which all have one width."""
+    who, found = type(stack).__name__, check_blocks(type(stack).__name__, blocks)
+    for n, block in enumerate(found[1:], start=1):
+        check_same_width(who, **{"blocks[0]": _width(found[0]), f"blocks[{n}]": _width(block)})
+    return nn.ModuleList(found)
+
+
+def _width(layer: nn.Module) -> int | None:
+    """Return the number of features that a layer gives to each token, or None if it is of a class of one's own."""
+    if isinstance(layer, Embedding):
+        return layer.table.embedding_dim
+    if isinstance(layer, (Encoder, Decoder)):
+        return _width(layer.blocks[0]) if layer.blocks else None
+    attention = layer.attention if isinstance(layer, Block) else None
+    return attention.out.out_features if isinstance(attention, MultiHeadAttention) else None
+
+
 class LanguageModel(nn.Module):
     """``head(stack(embedding(ids)))``: logits, or the last hidden states where there is no head."""
 
+    @explain_arguments(f"LanguageModel(Embedding(1000, 32), Decoder([{BLOCK}]))")
     def __init__(self, embedding: Embedding, stack: Encoder | Decoder, head: nn.Module | None = None) -> None:
         super().__init__()
+        who = type(self).__name__
+        check_module(who, "embedding", embedding, "Embedding(1000, 32)")
+        check_module(who, "stack", stack, f"Decoder([{BLOCK}])")
+        if head is not None:
+            check_module(who, "head", head, "TiedHead(embedding.table)")
+        check_same_width(who, embedding=_width(embedding), stack=_width(stack))
         self.embedding, self.stack, self.head = embedding, stack, head
 
     def forward(
@@ -199,10 +248,20 @@ def _logits(x: Tensor, head: Callable[[Tensor], Tensor] | None, last: bool) -> T
 class Seq2Seq(nn.Module):
     """An encoder of the source, and a decoder of the target with cross-attention to the encoder's output."""
 
+    @explain_arguments("Seq2Seq(Embedding(…), Encoder(…), Embedding(…), Decoder(…))")
     def __init__(
         self, source: Embedding, encoder: Encoder, target: Embedding, decoder: Decoder, head: nn.Module | None = None
     ) -> None:
         super().__init__()
+        who = type(self).__name__
+        check_module(who, "source", source, "Embedding(1000, 32)")
+        check_module(who, "encoder", encoder, f"Encoder([{BLOCK}])")
+        check_module(who, "target", target, "Embedding(1000, 32)")
+        check_module(who, "decoder", decoder, "Decoder([Block(…, cross=MultiHeadAttention(32, 4))])")
+        if head is not None:
+            check_module(who, "head", head, "TiedHead(target.table)")
+        check_same_width(who, source=_width(source), encoder=_width(encoder))
+        check_same_width(who, target=_width(target), decoder=_width(decoder))
         self.source, self.encoder = source, encoder
         self.target, self.decoder, self.head = target, decoder, head
         self.never: tuple[int, ...] = ()  # ids of tokens that are never generated
@@ -238,9 +297,14 @@ class Seq2Seq(nn.Module):
 class TiedHead(nn.Module):
     """``scale · x · tableᵀ (+ bias)``: logits from the embedding's table."""
 
+    @explain_arguments("TiedHead(embedding.table)")
     def __init__(self, table: nn.Embedding, *, bias: bool = False, scale: float = 1.0) -> None:
         super().__init__()
-        self.table, self.scale = table, scale
+        if not isinstance(table, nn.Embedding):
+            raise TypeError(
+                f"TiedHead: table must be a torch.nn.Embedding such as embedding.table, not {describe(table)}"
+            )
+        self.table, self.scale = table, check_finite("TiedHead: scale", scale)
         self.bias = nn.Parameter(torch.zeros(table.num_embeddings)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:

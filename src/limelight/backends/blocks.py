@@ -19,8 +19,8 @@ from limelight.core.dropout import factors
 from limelight.core.problem import LoweredSpec, Problem
 from limelight.core.tracing import is_traced
 
-_MAX_SCORES = 2**22  # that exist at a time
-_MAX_WEIGHTS = 2**20  # that a statistic is given at a time, of which it makes several copies
+_MAX_SCORES = 2**22  # scores in memory at a time
+_MAX_WEIGHTS = 2**20  # weights that a statistic gets at a time; it makes several copies of them
 
 
 def forward(p: Problem, v: Tensor, lowered: LoweredSpec) -> tuple[Tensor, Tensor]:
@@ -95,9 +95,9 @@ def dense_weights(p: Problem) -> Tensor:
 def masked_logits(
     p: Problem, scores: Tensor, i: Tensor, j: Tensor, pick: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Turn the scores of queries ``i`` and keys ``j``, which broadcast, into logits / temperature, and the mask.
+    """Return logits / temperature and the mask for the scores of queries ``i`` and keys ``j``, indices that broadcast.
 
-    ``pick`` makes what is known for all batch elements and heads fit the scores.
+    ``pick`` selects the batch elements and heads of the scores from a bias or mask that covers all of them.
     """
     N, M = p.sizes.N, p.sizes.M
     logits = scores * p.scale
@@ -129,12 +129,12 @@ def grouped_matmul(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _weights(p: Problem, rows: slice, cols: slice, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Weights and log-sum-exp of some queries for some keys, outside of which nothing is allowed, and the mask."""
+    """Return weights, log-sum-exp and mask of some queries; ``cols`` must hold every key that they may attend to."""
     return weights_of(p, p.q[:, :, rows], p.k[:, :, cols], i, j)
 
 
 def weights_of(p: Problem, q: Tensor, k: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Weights, log-sum-exp and mask of the queries ``q`` at ``i`` for the keys ``k`` at ``j`` of a problem."""
+    """Return weights, log-sum-exp and mask of the queries ``q`` at places ``i`` for the keys ``k`` at places ``j``."""
     q, k = q.to(p.compute_dtype), k.to(p.compute_dtype)
     logits, allowed = masked_logits(p, grouped_matmul(q, k.mT), i[:, None], j[None, :])
     sink = None if p.sink is None else p.sink.to(q.dtype)[:, None, None] / p.temperature

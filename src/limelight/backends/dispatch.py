@@ -102,7 +102,7 @@ def logsumexp(p: Problem) -> Tensor:
 
 def attention_int8(q: Tensor, k: Int8Rows, v: Int8Rows, spec: AttentionSpec) -> Tensor:
     """Compute attention to keys and values of an 8-bit cache, which the kernels read as they are."""
-    # Everything is checked on keys that have the shape of these and no memory.
+    # The checks run on keys of the same shape that take no memory.
     shaped = q.new_zeros(1).expand(k.values.shape)
     p = Problem(q, shaped, spec)
     if choose(p) is not _NATIVE or is_traced() or 0 in p.sizes:

@@ -1,4 +1,4 @@
-"""The gradients of a call: what the backward pass takes, and what is made of the sums that the kernels write."""
+"""Gradients of a call: what the backward pass needs, and the gradients that follow from the kernels' sums."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Gradients(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A statistic of the weights, its result and the gradient of that, which flows on to queries and keys."""
+    """A statistic of the weights, its result, and the gradient of the loss by that result."""
 
     statistic: Statistic
     result: Tensor
@@ -62,9 +62,10 @@ class Term(NamedTuple):
 
 
 def sum_terms(terms: Sequence[Term], normalisers: Normalisers, lowered: LoweredSpec) -> Tensor | None:
-    """Σ of the weights times their gradients by ``terms``, for each row, where that follows from the results.
+    """Return ``Σ_j a_ij · d_ij`` of each row, where ``d`` is the gradient that statistics give to the weights ``a``.
 
-    The kernels sum the others. None where there are no others.
+    For most statistics the sum follows from their result; the kernels sum the others themselves. None if all are
+    others.
     """
     found = None
     total: Tensor | float = 1.0
@@ -85,7 +86,7 @@ def sink_weight(normalisers: Normalisers, lowered: LoweredSpec) -> Tensor:
 
 
 def sink_gradient(normalisers: Normalisers, delta: Tensor | None, lowered: LoweredSpec) -> Tensor:
-    """The gradient of the sinks; ``delta`` is Σ of the weights times their gradients, for each row."""
+    """Return the gradient of the sinks; ``delta`` is the sum of each row's weights times their gradients."""
     assert lowered.sink is not None
     dx = _sink_logit_gradient(normalisers, delta, lowered)
     return (dx / float(lowered.temperature)).to(lowered.sink.dtype)
@@ -112,14 +113,14 @@ def _sink_logit(lowered: LoweredSpec) -> Tensor:
 def _sink_logit_gradient(normalisers: Normalisers, delta: Tensor | None, lowered: LoweredSpec) -> Tensor:
     """The gradient of the sink's logit by head: it has a weight p and no value, so it gets ``-p δ`` from each row.
 
-    Summed in one order whatever the threads.
+    The sum is made in the same order for any number of threads.
     """
     assert delta is not None
     return -torch.from_numpy((sink_weight(normalisers, lowered) * delta.double()).numpy().sum((0, 2)))
 
 
 def sum_to(x: Tensor, like: Tensor | None) -> Tensor:
-    """Shape a gradient like its tensor, summed over the heads where that has one for all."""
+    """Return a gradient in the shape of its tensor: summed over heads where all of them share one value."""
     assert like is not None
     if x.ndim < 4 and like.shape[0] == 1 and x.shape[0] != 1:
         x = torch.from_numpy(x.numpy().sum(0, keepdims=True))

@@ -16,7 +16,7 @@ class Int8Rows(NamedTuple):
 
     @classmethod
     def quantise(cls, x: Tensor) -> Int8Rows:
-        """Round each row to whole numbers from -127 to 127, its largest number becoming one of the two."""
+        """Round each row to whole numbers, scaled so that its largest magnitude is 127."""
         scale = x.float().abs().amax(-1, keepdim=True) / 127
         values = x.float() / torch.where(scale == 0, 1.0, scale)
         return cls(values.round().to(torch.int8), scale)

@@ -1,7 +1,7 @@
 """The softmax of rows whose keys come in parts.
 
 ``m`` is the largest logit of a row so far, in units of log 2, ``sum`` is ``Σ 2^(logit - m)`` and ``o`` is
-``Σ 2^(logit - m) v``: −∞, 0 and 0 for a row that has seen nothing. All are float32 (float64 for float64), whatever the
+``Σ 2^(logit - m) v``: −∞, 0 and 0 for a row that has seen no key. All are float32 (float64 for float64), whatever the
 type of q, k and v, and nothing is divided before the end.
 """
 
@@ -28,7 +28,7 @@ class RunningRows(NamedTuple):
 
     @classmethod
     def empty(cls, shape: tuple[int, int, int], width: int, dtype: torch.dtype) -> RunningRows:
-        """Rows ``(B, Hq, N)`` that have seen nothing; their values are ``width`` numbers."""
+        """Rows ``(B, Hq, N)`` that have seen no key; their values are ``width`` numbers."""
         return cls(
             torch.full(shape, -torch.inf, dtype=dtype),
             torch.zeros(shape, dtype=dtype),
@@ -40,7 +40,7 @@ class RunningRows(NamedTuple):
         return RunningRows(self.m[:, :, rows], self.sum[:, :, rows], self.o[:, :, rows])
 
     def join(self, other: RunningRows) -> None:
-        """Take in the softmax of the same rows over other keys."""
+        """Merge with the running softmax of the same rows over other keys."""
         top = torch.maximum(self.m, other.m)
         base = torch.where(top == -torch.inf, 0.0, top)  # −∞ − −∞ would be NaN
         old, new = torch.exp2(self.m - base), torch.exp2(other.m - base)
@@ -49,7 +49,7 @@ class RunningRows(NamedTuple):
         self.m.copy_(top)
 
     def join_sink(self, lowered: LoweredSpec) -> None:
-        """Take in the sink's logit, where there is one, for rows that have seen something."""
+        """Add the sink's logit, where there is one, to rows that have seen a key."""
         if lowered.sink is None:
             return
         logit = lowered.sink.detach().to(self.m.dtype) / float(lowered.temperature) * _LOG2E
@@ -64,6 +64,6 @@ class RunningRows(NamedTuple):
         return Normalisers(lse, torch.stack([m, total]))
 
     def output(self, dropout: float = 0.0) -> Tensor:
-        """``o / sum``, and 0 for rows that have seen nothing; takes the memory of ``o``."""
+        """``o / sum``, and 0 for rows that have seen no key; overwrites ``o``."""
         total = torch.where(self.m == -torch.inf, 1.0, self.sum)
         return self.o.div_(((1 - dropout) * total if dropout else total)[..., None])

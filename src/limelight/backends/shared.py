@@ -29,9 +29,9 @@ class SharedBackward:
 
     def __init__(self, needs: Sequence[bool]) -> None:
         self._needs = tuple(needs)  # the inputs of attention that need a gradient, but for the values
-        self._node: weakref.ref[Any] | None = None  # weak, so that the graph lives no longer for it
+        self._node: weakref.ref[Any] | None = None  # weak, so that it does not keep the graph alive
         self._last = -1  # the last pass in which the node has run
-        self._waiting: tuple[int, list[Term]] = (-1, [])  # what it has to add in a pass
+        self._waiting: tuple[int, list[Term]] = (-1, [])  # the number of a pass, and the terms to add in it
 
     def join(self, node: Any) -> None:
         """Name the node of attention."""
@@ -51,7 +51,7 @@ class SharedBackward:
         return True
 
     def take(self) -> list[Term]:
-        """Return what has been left for this backward pass."""
+        """Return the terms that statistics have left for this backward pass."""
         now = -1 if _current_pass is None else _current_pass()
         (when, terms), self._waiting, self._last = self._waiting, (-1, []), now
         return terms if when == now else []

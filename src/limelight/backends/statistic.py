@@ -72,7 +72,7 @@ class Statistic:
         return torch.cat(list(parts), 2)
 
     def outputs(self, sizes: Sizes, dtype: torch.dtype) -> list[Tensor]:
-        """Allocate what the kernel writes, zero at first."""
+        """Allocate the tensors that the kernel writes, filled with zeros."""
         return [torch.zeros(sizes.B, sizes.Hq, sizes.N, dtype=dtype)]
 
     def numbers(self) -> list[float]:
@@ -80,7 +80,7 @@ class Statistic:
         return []
 
     def result(self, outputs: list[Tensor], sizes: Sizes) -> Any:
-        """Make the result of what the kernel wrote."""
+        """Return the result, made of the tensors that the kernel wrote."""
         return outputs[0]
 
     def weighted_gradient(self, gradient: Tensor, result: Tensor, total: Tensor | float) -> Tensor | None:

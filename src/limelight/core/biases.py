@@ -39,11 +39,11 @@ class Bias:
         raise NotImplementedError
 
     def lower(self, N: int, M: int, dtype: torch.dtype | None = None) -> LoweredBias:
-        """The same as slopes, offsets by distance and a tensor."""
+        """Return the bias for ``N`` queries and ``M`` keys as slopes, offsets by distance and a tensor."""
         raise NotImplementedError
 
     def lead(self) -> tuple[int, int]:
-        """For how many batch elements and heads it speaks; 1 stands for any number."""
+        """Return the batch size and the number of heads that the bias is made for; 1 fits any number."""
         raise NotImplementedError
 
     def tensors(self) -> list[Tensor]:
@@ -51,7 +51,7 @@ class Bias:
         raise NotImplementedError
 
     def dense(self, N: int, M: int | None = None) -> Tensor:
-        """All of it, ``(…, N, M)``.
+        """Return the bias of all queries and keys as a tensor ``(…, N, M)``.
 
         >>> ALiBi(2).dense(1, 3)
         tensor([[[-0.1250, -0.0625, -0.0000]],
@@ -169,9 +169,9 @@ class Relative(Bias):
         return self.table.to(i.device, dtype)[:, self._column(j - positions(i, N, M))]
 
     def lower(self, N: int, M: int, dtype: torch.dtype | None = None) -> LoweredBias:
-        last = min(-M, N - 1)  # of position - key = -(N - 1) … M - 1; nothing where both are empty
+        last = min(-M, N - 1)  # position - key runs from -(N - 1) to M - 1; the range is empty where N + M is 0
         distance = torch.arange(N - 1, last, -1, device=self.table.device)
-        # An embedding, because its gradient is summed in one order whatever the threads; that of indexing is not.
+        # An embedding and not an index: its gradient is summed in the same order for any number of threads.
         return LoweredBias(None, torch.nn.functional.embedding(self._column(distance), self.table.T).T, None)
 
     def tensors(self) -> list[Tensor]:

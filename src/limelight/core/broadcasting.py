@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def fit_dense(name: str, tensor: Tensor, N: int, M: int) -> Tensor:
-    """Return ``tensor`` with two to four axes that broadcasts to ``(…, N, M)``, or an error that says what clashes."""
+    """Return a tensor of two to four axes that broadcasts to ``(…, N, M)``; raise where its shape clashes."""
     rows, cols = (1, 1, *tensor.shape)[-2:]
     if (rows != 1 and rows != N) or (cols != 1 and cols != M):
         raise ValueError(
@@ -32,7 +32,7 @@ def dense_lead(tensor: Tensor) -> tuple[int, int]:
 
 
 def common_lead(who: object, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
-    """Return the numbers of batch elements and heads of a combination, or an error that says what clashes."""
+    """Return the batch size and the number of heads of a combination; raise where the two parts clash."""
     if a == b:
         return a
     if any(x != y and x != 1 and y != 1 for x, y in zip(a, b, strict=True)):

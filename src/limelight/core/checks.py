@@ -92,14 +92,14 @@ def check_count(who: str, name: str, value: Any, least: int, most: int | None = 
 
 
 def check_dropout(value: Any) -> float:
-    """Return a share of weights that may be removed."""
+    """Return a dropout rate: at least 0 and below 1."""
     share = check_number("dropout", value)
     if not 0 <= share < 1:
         raise ValueError(f"dropout = {share} must be at least 0 and below 1: the share of weights that is removed")
     return share
 
 
-# What other attention functions call their options, and what to write here.
+# Options by their names in other attention functions, and what to write instead.
 _OTHER_NAMES = {
     "attn_mask": "mask=Dense(tensor) for booleans (True means attend), bias=DenseBias(tensor) for numbers",
     "attention_mask": "mask=Padding(lengths), or mask=Dense(tensor) for booleans (True means attend)",
@@ -119,7 +119,7 @@ _OTHER_NAMES = {
 
 
 def reject_options(who: str, unknown: Iterable[str], known: Iterable[str]) -> NoReturn:
-    """Raise for keyword arguments that there are not, and say what to write instead."""
+    """Raise for an unknown keyword argument, and say what to write instead."""
     name = next(iter(unknown))
     if name in _OTHER_NAMES:
         raise TypeError(f"{who} has no argument {name!r}: write {_OTHER_NAMES[name]}")

@@ -1,7 +1,8 @@
 """Dropout's random numbers: Philox4x32-7, a counter-based generator (Salmon et al., 2011), in plain torch.
 
-The counter of a weight is ``(key / 4, query, head, batch)``, its word is number ``key % 4`` and the cipher's key is
-the seed, so that it depends on the place of a weight alone whether it is kept. The kernels compute the same words.
+Whether a weight is kept follows from the seed and the place of the weight alone: the generator's key is the seed, its
+counter is ``(key // 4, query, head, batch)``, and the weight takes word ``key % 4`` of the four that this counter
+gives. The kernels compute the same words.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class AttentionOptions(TypedDict, total=False):
 
 
 def spec_of(who: str, options: AttentionOptions) -> AttentionSpec:
-    """Make a specification of keyword arguments; those that there are not are refused."""
+    """Make a specification from keyword arguments; raise for unknown ones."""
     if unknown := options.keys() - set(AttentionSpec._fields):
         reject_options(who, unknown, AttentionSpec._fields)
     return AttentionSpec(**options)
@@ -155,11 +155,11 @@ class Problem:
 
     @property
     def lead(self) -> Sequence[int]:
-        """The shape of the batch axes that the tensors came with."""
+        """The batch axes of the user's tensors."""
         return self._shape[:-3]
 
     def with_lead(self, x: Tensor) -> Tensor:
-        """Shape ``(B, …)`` to the batch axes that the tensors came with."""
+        """View ``(B, …)`` with the batch axes of the user's tensors."""
         return x if len(self._shape) == 4 else x.reshape(*self._shape[:-3], *x.shape[1:])
 
     @property
@@ -182,7 +182,7 @@ class Problem:
         return None if self.mask is None else lower_mask(self.mask, self.sizes.N, self.sizes.M)
 
     def lower(self, dropout: float = 0.0, seed: Tensor | None = None) -> LoweredSpec:
-        """Mask and bias as spans, slopes, offsets and tensors."""
+        """Return the options as backends take them: the mask as spans, the bias as slopes, offsets and tensors."""
         slopes = offsets = dense = None
         mask = self.lowered_mask()
         if self.bias is not None:
@@ -207,7 +207,7 @@ class Problem:
 
     @property
     def requires_grad(self) -> bool:
-        """True if a gradient may flow to any of them."""
+        """True if a gradient may flow to q, k or a tensor of the options."""
         if self.q.requires_grad or self.k.requires_grad:
             return True
         return any(x.requires_grad for x in self._learned) if self._learned else False
@@ -311,7 +311,7 @@ _SHARPEST = 1e-20  # below this, ordinary logits become infinite in float32
 def _check_temperature(value: Any) -> float | Tensor:
     if isinstance(value, Tensor) and (value.requires_grad or is_traced()):
         number = check_one_number("temperature", value)
-        if not is_traced():  # where values are not known
+        if not is_traced():  # a traced tensor has no value to check
             _check_sharpness(check_positive("temperature", number.detach()))
         return number
     return _check_sharpness(check_positive("temperature", value))

@@ -30,5 +30,5 @@ def in_forward_mode() -> bool:
 
 
 def is_eager() -> bool:
-    """Return True where tensors are just what they seem: no tracing, no tangents, no autocast."""
+    """Return True for ordinary eager execution: no tracing, no forward-mode tangents, no autocast."""
     return not (is_traced() or in_forward_mode() or _autocast())

@@ -73,11 +73,11 @@ class Attribution:
         return self._with_lead(self._statistic(Pool.checked(rows, cols)))
 
     def dense(self) -> Tensor:
-        """All of it, ``(…, heads, queries, keys)``, where it is small enough to be held."""
+        """Return the whole matrix, ``(…, heads, queries, keys)``; it has to fit into memory."""
         return self._with_lead(batched(self.weights.dense()) * grouped_matmul(self._dout, self._v.mT))
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Any part of it, exactly, with the indices that ``Weights`` takes."""
+        """Return any part of the matrix, exactly; the indices are those of ``Weights``."""
         chosen, shape, paired = places(index, self.shape)
         *lead, heads, rows, cols = chosen
         everything = torch.arange(self._dout.shape[0]).reshape(self.shape[:-3])

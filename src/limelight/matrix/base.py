@@ -24,7 +24,7 @@ from limelight.matrix.statistics import max as max_statistic
 from limelight.matrix.statistics import top as top_statistic
 from limelight.matrix.transposed import Transposed
 
-_LARGEST_ARRAY = 2**27  # numbers that np.asarray makes without being asked twice
+_LARGEST_ARRAY = 2**27  # larger matrices are not turned into a NumPy array implicitly
 
 _HINTS = {
     "sum": "rows sum to 1; received() gives the column sums and mass(mask) the sum over some keys",
@@ -109,7 +109,7 @@ class Weights:
         raise NotImplementedError
 
     def changed(self, **options: Any) -> Weights:
-        """The same matrix with other options of ``weights``.
+        """Return the matrix of the same queries and keys with other options of ``weights``.
 
         >>> import torch, limelight as ll
         >>> A = ll.weights(torch.eye(2)[None], torch.eye(2)[None])
@@ -133,8 +133,8 @@ class Weights:
     ) -> Weights:
         """Some heads, consecutive queries and the first ``keys`` keys, of all batch elements, as lazy as before.
 
-        Masks and biases keep speaking of the queries and keys of the whole matrix; weights of keys that are left out
-        are given to the others.
+        Masks and biases keep the positions that queries and keys have in the whole matrix. The softmax runs over the
+        keys that remain.
 
         >>> import torch, limelight as ll
         >>> A = ll.weights(torch.randn(2, 4, 9, 8), torch.randn(2, 2, 9, 8), mask=ll.Causal())
@@ -217,11 +217,11 @@ class Weights:
         raise NotImplementedError
 
     def dense(self) -> Tensor:
-        """All of it, ``(…, heads, queries, keys)``, where it is small enough to be held."""
+        """Return the whole matrix, ``(…, heads, queries, keys)``; it has to fit into memory."""
         raise NotImplementedError
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Any part of it, exactly: integers, slices and an ellipsis over ``(…, heads, queries, keys)``.
+        """Return any part of the matrix, exactly: integers, slices and an ellipsis over ``(…, heads, queries, keys)``.
 
         Two lists at the end are pairs, each a query and a key.
 
@@ -241,7 +241,7 @@ class Weights:
         return crop(batch.reshape(-1), heads, rows, cols).reshape(shape)
 
     def observe(self, *, reduce: str | None = None, **asked: Any) -> Observation:
-        """Several statistics in as few passes as they need.
+        """Compute several statistics in as few passes over the matrix as possible.
 
         Each is asked for by the name of its method: ``entropy=True``, ``received=True``, ``distance=True``,
         ``similarity=True``, ``max=True``, ``top=k``, ``mass=mask``, ``profile=radius``, ``cover=share`` and
@@ -278,7 +278,7 @@ class Weights:
         query: int | str | tuple[int, int] | None = None,
         key: int | str | tuple[int, int] | None = None,
     ) -> Any:
-        """Draw it as a heatmap, queries down and keys across, with tokens on the axes, or as heat over a picture.
+        """Draw the matrix as a heatmap, queries down and keys across with tokens on the axes, or over a picture.
 
         A matrix that is larger than the drawing is pooled, and positions take the place of tokens.
 
@@ -321,7 +321,7 @@ class Weights:
         return show(self, tokens, keys, head=head, batch=batch, reduce=reduce, on=on, numbers=numbers)
 
     def tensors(self) -> list[Tensor]:
-        """The tensors that it is made of and a gradient may flow to."""
+        """The tensors that the matrix is made of, to which a gradient may flow."""
         raise NotImplementedError
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -346,7 +346,7 @@ class Weights:
         return None if self._is_abstract() else draw_html(self, self._described())
 
     def _is_abstract(self) -> bool:
-        """Return True where there are no numbers to look at: while tracing, and for tensors that stand for others."""
+        """Return True where tensors hold no numbers to show: while tracing, and for fake or meta tensors."""
         return is_traced() or self.device.type == "meta" or has_subclass(*self.tensors())
 
     def _described(self) -> str:
@@ -368,16 +368,16 @@ class Weights:
         raise NotImplementedError
 
     def _compute_batched(self, asked: list[Statistic]) -> list[Any]:
-        """The results of statistics, with one batch axis."""
+        """Compute statistics, with one batch axis."""
         raise NotImplementedError
 
     def _with_lead(self, x: Tensor) -> Tensor:
-        """Shape ``(B, …)`` to the batch axes that the tensors came with."""
+        """View ``(B, …)`` with the batch axes of the user's tensors."""
         lead = self.shape[:-3]
         return x if len(lead) == 1 else x.reshape(*lead, *x.shape[1:])
 
     def _compute(self, asked: Sequence[Statistic]) -> list[Any]:
-        """The results of statistics, with the batch axes that the tensors came with."""
+        """Compute statistics, with the batch axes of the user's tensors."""
         results = []
         for statistic, found in zip(asked, self._compute_batched(list(asked)), strict=True):
             tensors = [x.to(self.dtype) if x.is_floating_point() else x for x in statistic.flatten(found)]

@@ -50,7 +50,7 @@ class DenseWeights(Weights):
         return None if bool(seen.all()) else Dense(seen)
 
     def changed(self, **options: Any) -> Weights:
-        """The same matrix with another mask or temperature; logits are known as far as the weights tell them."""
+        """Return the matrix with another mask or temperature; ``log a`` serves as the logits, which are not known."""
         if unknown := options.keys() - {"mask", "temperature"}:
             raise TypeError(f"changed: a dense matrix has no {min(unknown)!r} that could be changed")
         a = batched(self._matrix).to(self.dtype) ** (1 / options.get("temperature", 1.0))
@@ -108,7 +108,7 @@ class DenseWeights(Weights):
         return self._matrix
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Any part of it."""
+        """Return any part of the matrix."""
         places(index, self.shape)
         return self._matrix[index]
 

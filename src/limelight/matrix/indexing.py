@@ -1,4 +1,4 @@
-"""Indices of an attention matrix: which places on each axis they choose."""
+"""Indices of an attention matrix, resolved to the places that they choose on each axis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 class Places(NamedTuple):
     """The places on each axis that an index chooses, and the shape of the result.
 
-    Where it is ``paired``, those of the last two axes belong together, one query and one key each.
+    In a ``paired`` index, the places on the last two axes form pairs of a query and a key.
     """
 
     chosen: list[list[int]]
@@ -63,7 +63,7 @@ def check_index(x: int, n: int, axis: int, shape: Sequence[int]) -> int:
 
 
 def _several(x: Any) -> Any:
-    """Return a list of integers, or None where it is not one."""
+    """Return a list or tensor of integers as a list; None for anything else."""
     if isinstance(x, Tensor):
         return x.tolist() if x.ndim == 1 and not x.is_floating_point() and x.dtype != torch.bool else None
     return list(x) if isinstance(x, (list, range)) and all(_whole(y) is not None for y in x) else None

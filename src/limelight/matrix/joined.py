@@ -116,11 +116,11 @@ class JoinedWeights(Weights):
         return self._join([part.logsumexp() for part in self._parts], -2)
 
     def dense(self) -> Tensor:
-        """All of it, ``(…, heads, queries, keys)``, where it is small enough to be held."""
+        """Return the whole matrix, ``(…, heads, queries, keys)``; it has to fit into memory."""
         return self._join([part.dense() for part in self._parts], -3)
 
     def tensors(self) -> list[Tensor]:
-        """The tensors that it is made of and a gradient may flow to."""
+        """The tensors that the matrix is made of, to which a gradient may flow."""
         return [x for part in self._parts for x in part.tensors()]
 
     def _join(self, parts: list[Tensor], axis: int) -> Tensor:
@@ -167,5 +167,5 @@ class JoinedWeights(Weights):
 
 
 def _for_heads(statistic: Statistic, heads: list[int]) -> Statistic:
-    """The statistic of some heads, where it takes a tensor with numbers for all."""
+    """Return a statistic for some heads: its operand, where it has one, holds numbers for all heads."""
     return statistic if statistic.operand is None else statistic.with_operand(take(statistic.operand, heads, 1))

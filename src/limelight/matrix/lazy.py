@@ -1,4 +1,4 @@
-"""Weights made from queries and keys, computed when something is asked of them and never stored."""
+"""Weights made from queries and keys: results are computed when they are asked for, and the matrix is never stored."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from limelight.core.problem import AttentionSpec, LoweredSpec, Problem, raise_sp
 from limelight.core.tracing import is_traced
 from limelight.matrix.base import Weights
 
-_GATHERED = 2**22  # numbers of q and k that pairs gather at a time
-_COARSE = 2.0**10  # a log-sum-exp of float32 beyond this has too few digits to make weights from it
+_GATHERED = 2**22  # elements of q and k that are gathered at a time for pairs of a query and a key
+_COARSE = 2.0**10  # beyond this, a log-sum-exp in float32 is too inexact to compute weights from it
 
 
 class LazyWeights(Weights):
@@ -144,11 +144,11 @@ class LazyWeights(Weights):
         return self._with_lead(self._lse().clone())
 
     def dense(self) -> Tensor:
-        """All of it, ``(…, heads, queries, keys)``, where it is small enough to be held."""
+        """Return the whole matrix, ``(…, heads, queries, keys)``; it has to fit into memory."""
         return self._with_lead(dense_weights(self._problem))
 
     def tensors(self) -> list[Tensor]:
-        """The tensors that it is made of and a gradient may flow to."""
+        """The tensors that the matrix is made of, to which a gradient may flow."""
         return self._problem.tensors()
 
     def _described(self) -> str:
@@ -172,7 +172,7 @@ class LazyWeights(Weights):
         return results
 
     def _lse(self) -> Tensor:
-        """The log-sum-exp of each row, ``(B, H, N)``, which is kept unless a gradient belongs to it."""
+        """Return the log-sum-exp of each row, ``(B, H, N)``; it is cached unless it needs a gradient."""
         p = self._problem
         if (torch.is_grad_enabled() and p.requires_grad) or not runs_natively(p):
             return logsumexp(p)
@@ -222,14 +222,14 @@ class LazyWeights(Weights):
         return torch.exp(logits[..., 0] - torch.where(lse == -torch.inf, 0.0, lse))
 
     def _versions(self) -> list[int]:
-        """Counts of the changes to the tensors in place; those of inference mode are not counted."""
+        """Return how often each tensor was changed in place; tensors of inference mode do not count changes."""
         return [-1 if x.is_inference() else x._version for x in self._problem.tensors()]
 
     def _keep(self, found: Normalisers) -> None:
         self._kept = Normalisers(*(x.detach() for x in found)), self._versions()
 
     def _known(self) -> Normalisers | None:
-        """The normalisers, if they have been found for the tensors as they are."""
+        """Return the cached normalisers, or None if a tensor has changed since."""
         if self._kept is None or self._kept[1] != self._versions():
             return None
         found = self._kept[0]

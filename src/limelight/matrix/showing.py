@@ -16,7 +16,7 @@ from limelight.viz.characters import Picture, side_by_side
 if TYPE_CHECKING:
     from limelight.matrix.base import Weights
 
-_MAX_WEIGHTS = 2**22  # that exist at a time, for a picture
+_MAX_WEIGHTS = 2**22  # weights in memory at a time, for a picture
 _HTML_HEADS, _HTML_CELLS = 4, 64  # heads that a notebook shows, and cells along a side of each
 
 
@@ -31,7 +31,7 @@ def show(
     on: Any,
     numbers: bool = False,
 ) -> Any:
-    """Draw what ``Weights.show`` draws."""
+    """Draw the matrix, as ``Weights.show`` documents."""
     from limelight.viz.heatmaps import check_numbers, put, room
 
     *lead, H, N, M = A.shape
@@ -65,7 +65,7 @@ def draw_small(A: Weights) -> str:
 
 
 def draw_html(A: Weights, described: str) -> str:
-    """Draw the first heads of the first batch element for a notebook, where that takes no noticeable time."""
+    """Draw the first heads of the first batch element for a notebook, where that is quick."""
     from limelight.viz.notebook import matrix_html, side_by_side_html, text_html
 
     *lead, H, N, M = A.shape
@@ -91,7 +91,7 @@ def cell_names(tokens: Sequence[str] | None, n: int, shown: int) -> list[str]:
 
 
 def _picture(A: Weights, batch: tuple[int, ...], head: int | None, shape: tuple[int, int], reduce: str) -> Tensor:
-    """Some heads ``(heads, rows, cols)``: as they are, or pooled where they are too large to be held or shown."""
+    """Return some heads ``(heads, rows, cols)``, pooled where they are too large for memory or for the drawing."""
     part = A.select(batch, head)
     heads, N, M = part.shape
     if heads * math.prod((N, M)) > _MAX_WEIGHTS:

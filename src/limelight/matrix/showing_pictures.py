@@ -27,7 +27,7 @@ def show_picture(
     batch: int | tuple[int, ...],
     on: Any,
 ) -> Any:
-    """Draw what ``Weights.show`` draws over a picture."""
+    """Draw weights over a picture, as ``Weights.show`` documents."""
     from limelight.viz.images import Panel, as_pixels, draw_over
 
     H, N, M = A.shape[-3:]

@@ -1,8 +1,9 @@
 """BigBird: BERT with windows of blocks and global blocks (Zaheer et al., 2020).
 
-Every block of queries sees its neighbours, the first and the last block; those two see all. Random blocks are drawn by
-transformers in training only: outside of it each of them is the first block once more, which multiplies the weights of
-its keys by ``1 + num_random_blocks`` before they are normalised. A bias of the logarithm is the same.
+Every block of queries sees its neighbours, the first and the last block; those two see all. transformers draws
+random blocks in training only; in evaluation it takes the first block in place of each of them, which multiplies the
+weights of that block's keys by ``1 + num_random_blocks`` before they are normalised. Here a bias of
+``log(1 + num_random_blocks)`` does the same.
 """
 
 from __future__ import annotations

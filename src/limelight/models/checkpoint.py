@@ -25,7 +25,7 @@ from limelight.models.mapping import TensorMap
 #   TYPES          the values of model_type that it stands for;
 #   build(config)  returns the model;
 #   tensors(config)  maps the tensors of a checkpoint to the model's parameters;
-#   PREFIX         of the names of tensors in checkpoints with a head;
+#   PREFIX         the prefix of the names of tensors in checkpoints with a head;
 #   TABLE          the name of the embedding's table;
 #   COPIES         a pattern of tensors that repeat others, which are ignored;
 #   OTHERS         a pattern of tensors that are not used, which are kept so that save() writes them again.
@@ -71,7 +71,7 @@ def load(folder: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
 
     Args:
         folder: the folder of the checkpoint.
-        dtype: of the parameters; that of the checkpoint unless given.
+        dtype: dtype of the parameters; that of the checkpoint unless given.
 
     Returns:
         A module that is called as ``model(ids)``, ``model(ids, mask=ll.Padding(lengths))``, ``model(source, target)``
@@ -167,10 +167,10 @@ def list_names(names: list[str], what: str) -> str:
 def _completed(
     config: dict[str, Any], folder: Path, tensors: Mapping[str, Tensor], architecture: ModuleType
 ) -> dict[str, Any]:
-    """Return the configuration with what it leaves to the tensors and to ``generation_config.json``."""
+    """Return the configuration, with entries that it lacks taken from the tensors and ``generation_config.json``."""
     config = {**config, "architectures": architectures(config)}
     kind = config["model_type"]
-    for name in _DEPTHS:  # before as many layers are built
+    for name in _DEPTHS:  # checked before that many layers are built
         if isinstance(depth := config.get(name), int) and depth > len(tensors):
             raise ValueError(f"config.json: {name} = {shown(depth)}, and the checkpoint has {len(tensors)} tensors")
     heads = [name for name in _HEAD_TENSORS if name in tensors]

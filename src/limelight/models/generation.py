@@ -63,7 +63,7 @@ class Choice:
         if self.top_p is not None:
             ordered, index = torch.sort(scores, dim=-1, descending=True, stable=True)
             share = ordered.softmax(-1)
-            beyond = share.cumsum(-1) - share >= self.top_p  # the likelier ones reach it already
+            beyond = share.cumsum(-1) - share >= self.top_p  # likelier tokens reach top_p without this one
             scores = scores.masked_fill(beyond.gather(-1, index.argsort(-1)), -torch.inf)
         return scores.softmax(-1)
 
@@ -290,12 +290,13 @@ def beam_hypotheses(
         run.reorder(every)
         all_ids, logits = run.ids[every], logits[every]
         real = None if run.lengths is None else _real(run.lengths, all_ids)
-        total = torch.zeros(B, beams).masked_fill(torch.arange(beams) > 0, -torch.inf)  # all beams are one at first
+        # The beams start equal, so only the first counts.
+        total = torch.zeros(B, beams).masked_fill(torch.arange(beams) > 0, -torch.inf)
         for step in range(1, check_count("generate", "max_new_tokens", max_new_tokens, 1) + 1):
             each = how.scores(logits.log_softmax(-1), all_ids, real)
             V = each.shape[-1]
             scores = (total[:, :, None] + each.reshape(B, beams, V)).flatten(1)
-            # Enough that beams remain when every stop token is among them.
+            # Enough candidates that ``beams`` remain even if all stop tokens are among them.
             best = scores.topk(min((1 + len(stops)) * beams, scores.shape[1]), sorted=True)
             beam, token = best.indices // V, best.indices % V
             stopping = torch.isin(token, stops) | (best.values == -torch.inf)
@@ -304,7 +305,7 @@ def beam_hypotheses(
                 whole = torch.cat([all_ids[b * beams + int(beam[b, n])], token[b, n : n + 1]])
                 ended[b].append((float(best.values[b, n]) / step**length_penalty, whole))
             ended = [sorted(found, key=lambda x: -x[0])[:beams] for found in ended]
-            keep = stopping.int().sort(dim=-1, stable=True).indices[:, :beams]  # the best that go on
+            keep = stopping.int().sort(dim=-1, stable=True).indices[:, :beams]  # the best candidates that do not stop
             total = best.values.gather(1, keep).masked_fill(stopping.gather(1, keep), -torch.inf)
             rows = (torch.arange(B)[:, None] * beams + beam.gather(1, keep)).flatten()
             new = token.gather(1, keep).reshape(-1, 1)

@@ -46,7 +46,7 @@ def build(config: Config) -> LanguageModel:
 
 
 def bands(config: Config, depth: int) -> list[Mask | None]:
-    """The band of each layer, itself included, or None for a dense layer."""
+    """Return the band of each layer as a mask, or None for a dense layer."""
     kinds = config.get("layer_types")
     if kinds is None:
         return [None] * depth

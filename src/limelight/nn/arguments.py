@@ -73,13 +73,13 @@ def check_size(who: str, name: str, value: Any, default: int) -> int:
 
 
 def check_module(who: str, name: str, value: Any, example: str) -> None:
-    """Raise for a value that is not a module: a number, or the class of a module."""
+    """Raise unless a value is a module; the class of a module is not one."""
     if not isinstance(value, nn.Module):
         raise TypeError(f"{who}: {name} must be a layer such as {example}, not {_shown(value)}")
 
 
 def check_norm_maker(who: str, norm: Any) -> None:
-    """Raise for a norm itself where a function is needed that makes one for a width."""
+    """Raise unless ``norm`` is a function, or a class, that makes a norm for a width."""
     if isinstance(norm, nn.Module) or not callable(norm):
         raise TypeError(
             f"{who}: norm must make a norm for a width, such as the class nn.LayerNorm itself, not {_shown(norm)}"
@@ -87,7 +87,7 @@ def check_norm_maker(who: str, norm: Any) -> None:
 
 
 def check_norm(who: str, norm: Any) -> None:
-    """Raise for the class of a norm, or anything else, where a norm or None is needed."""
+    """Raise unless ``norm`` is a module or None."""
     if norm is not None:
         check_module(who, "norm", norm, "nn.LayerNorm(32)")
 
@@ -119,13 +119,13 @@ def check_blocks(who: str, blocks: Any) -> list[nn.Module]:
 
 
 def check_mask(who: str, name: str, mask: Any) -> None:
-    """Raise for anything but a mask or None."""
+    """Raise unless ``mask`` is a mask or None."""
     if mask is not None and not isinstance(mask, Mask):
         raise TypeError(f"{who}: {name} must be a mask such as Causal(), not {_shown(mask)}")
 
 
 def check_same_width(who: str, **widths: int | None) -> None:
-    """Raise where two of the widths of layers, by name, differ; None is that of a layer that does not tell."""
+    """Raise where the widths of two layers, given by name, differ; None is an unknown width."""
     known = [(name, width) for name, width in widths.items() if width is not None]
     for name, width in known[1:]:
         first, expected = known[0]

@@ -47,7 +47,7 @@ class MultiHeadAttention(nn.Module):
         positions: a position scheme of ``limelight.positions``.
         norm: returns a norm for queries and keys of every head, given their width, such as ``nn.RMSNorm``.
         scale: factor of the scores; ``1/√head_width`` unless given.
-        dropout: of the weights, in training.
+        dropout: share of the weights that is dropped in training.
 
     >>> layer = MultiHeadAttention(32, 4, kv_heads=2)
     >>> layer(torch.randn(3, 5, 32)).shape
@@ -55,7 +55,7 @@ class MultiHeadAttention(nn.Module):
 
     """
 
-    # How attention and its weights are computed; limelight.parallel.sequence puts others in their place on a layer.
+    # The functions that compute attention and weights; limelight.parallel.sequence replaces them on a layer.
     compute_attention = staticmethod(attention)
     make_weights = staticmethod(weights)
 

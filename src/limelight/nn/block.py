@@ -35,7 +35,7 @@ class Block(nn.Module):
         norm: returns a norm for a width, such as ``nn.LayerNorm`` or ``nn.RMSNorm``.
         order: ``"pre"``: ``x + f(norm(x))``; ``"post"``: ``norm(x + f(x))``, the original one; ``"parallel"``:
             ``x + attention(norm(x)) + feed_forward(norm(x))``.
-        dropout: of the output of each layer before it is added, in training.
+        dropout: share of each layer's output that is dropped before it is added, in training.
 
     >>> import torch
     >>> block = Block(MultiHeadAttention(32, 4), FeedForward(32, 128), norm=nn.RMSNorm)
@@ -91,7 +91,7 @@ class Block(nn.Module):
         cache: Slot | None = None,
         first: int | Tensor = 0,
     ) -> Tensor:
-        """``x (B, N, width)``; ``first`` is the position of its first token."""
+        """``x (B, N, width)`` to the same shape; ``first`` is the position of its first token."""
 
         def attend(x: Tensor) -> Tensor:
             y: Tensor = self.attention(x, mask=mask, cache=cache, first=first)

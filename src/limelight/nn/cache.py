@@ -33,7 +33,7 @@ class Slot:
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity
         self.length = 0  # tokens in the buffers
-        self.count = 0  # tokens so far, with those that were dropped
+        self.count = 0  # tokens so far, including those that were dropped
         self.buffers: dict[str, Tensor] = {}  # k and v, (B, Hkv, room, width)
         self.context: tuple[Tensor, Tensor] | None = None  # keys and values of cross-attention
 
@@ -57,7 +57,7 @@ class Slot:
         return {name: buffer[:, :, :end] for name, buffer in self.buffers.items()}
 
     def add_received(self, received: Tensor) -> None:
-        """Take in how much attention each key received in a step, ``(B, H, M)``."""
+        """Add the attention that each key received in a step, ``(B, H, M)``."""
 
     def truncate(self, length: int) -> None:
         """Drop all but the first ``length`` tokens."""
@@ -116,7 +116,7 @@ class KVCache:
 
     """
 
-    _keeps_all = True  # drops no tokens, so that padding stays where it is
+    _keeps_all = True  # no token is dropped, so the places of padding do not change
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity if capacity is None else check_count("KVCache", "capacity", capacity, 1)
@@ -161,7 +161,7 @@ class KVCache:
         return self.count if self.missing is None else self.count - self.missing
 
     def mask(self, n: int) -> Mask | None:
-        """Return the mask, besides causality, for ``n`` new tokens; None if they may attend to all keys."""
+        """Return the mask for ``n`` new tokens, without causality; None if they may attend to all keys."""
         return None if self.missing is None else Padding(self.count + n - self.missing, left=True)
 
     def reorder(self, index: Tensor) -> None:

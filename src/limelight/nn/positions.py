@@ -1,7 +1,7 @@
 """Position schemes, which tell attention about the order of tokens.
 
 Without one, attention is permutation equivariant: shuffle the tokens, and the outputs shuffle with them. A scheme acts
-in one of three places, and is the identity in the others:
+in one of two methods, and is the identity in the other:
 
 - ``embed(x, first)``: adds to the embeddings (``Sinusoidal``, ``Learned``);
 - ``place(q, k, …)``: rotates queries and keys (``Rotary``), or returns a bias (``ALiBi``, ``T5``, ``XL``).
@@ -329,8 +329,8 @@ class XL(Positions):
 def shift(by_distance: Tensor, keys: int) -> Tensor:
     """Return ``(…, N, M + N - 1)``, by distance from ``M - 1`` down, as ``(…, N, M)`` by key.
 
-    Query ``i`` is at position ``M - N + i``, so its row begins at column ``N - 1 - i``. In memory, each row therefore
-    begins one row length minus one after the row before.
+    Query ``i`` is at position ``M - N + i``, so its row begins at column ``N - 1 - i``: each row begins one column
+    earlier than the row before it, which is a reshape of the same memory.
     """
     *lead, n, length = by_distance.shape
     if n < 2:

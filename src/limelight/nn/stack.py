@@ -80,7 +80,7 @@ def lowered(mask: Any, N: int, M: int) -> Mask | None:
     if not isinstance(mask, Mask):
         hint = "Padding(lengths) or Dense(tensor)" if isinstance(mask, Tensor) else "Padding(lengths)"
         raise TypeError(f"mask must be a mask such as {hint}, not {type(mask).__name__}")
-    if mask.reorders:  # computed in passes, which only the mask itself tells
+    if mask.reorders:  # such a mask is computed in passes, which are planned from the mask itself
         return mask
     spans, dense = mask.lower(N, M)
     if spans is None:
@@ -101,7 +101,7 @@ class Encoder(nn.Module):
         self.blocks = _blocks(self, blocks)
         check_norm(type(self).__name__, norm)
         self.norm = norm
-        # XL has a bias as large as the weights, and a packed row has more weights than the sequences apart.
+        # XL makes a bias as large as the weights, and a packed row has more weights than its sequences have separately.
         self._packs = not any(isinstance(module, XL) for module in self.modules())
 
     def forward(self, x: Tensor, *, mask: Mask | None = None) -> Tensor:
@@ -127,7 +127,7 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """Blocks in which a token attends to itself and earlier tokens: ``mask`` is ``Causal()`` unless given.
 
-    ``patterns`` has a mask for each block, or None, which is added to that of all.
+    ``patterns`` has for each block a mask that is combined with ``mask`` by ``&``, or None.
     """
 
     @explain_arguments(f"Decoder([{BLOCK} for _ in range(6)])")
@@ -189,7 +189,7 @@ def _blocks(stack: nn.Module, blocks: Iterable[Block]) -> nn.ModuleList:
 
 
 def _width(layer: nn.Module) -> int | None:
-    """Return the number of features that a layer gives to each token, or None if it is of a class of one's own."""
+    """Return the number of features that a layer gives to each token, or None for a class that is not limelight's."""
     if isinstance(layer, Embedding):
         return layer.table.embedding_dim
     if isinstance(layer, (Encoder, Decoder)):
@@ -225,7 +225,7 @@ class LanguageModel(nn.Module):
         """``ids (B, N)`` to logits ``(B, N, vocabulary)``; with a cache, ``ids`` holds the new tokens.
 
         ``first`` is the position of the first token, a number or ``(B,)``; tokens at negative positions are padding.
-        A cache knows it itself. ``last`` asks for the last token's logits only.
+        With a cache it comes from the cache. ``last`` asks for the last token's logits only.
         """
         if cache is not None and isinstance(mask, Padding):
             raise ValueError("a cache needs padding on the left; models.generate(…, mask=Padding(lengths)) arranges it")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_NUMBERS = 24  # rows and columns of a matrix whose numbers are written into the cells
-_FEW_CELLS = 48 * 48  # of a figure, each of which is to be told from the others
+_FEW_CELLS = 48 * 48  # up to this many cells of a figure, each one keeps a colour of its own
 
 
 def heatmap(picture: Picture) -> Text:
@@ -120,7 +120,7 @@ def check_numbers(rows: int, cols: int) -> None:
 
 
 def room(on: Any) -> tuple[int, int]:
-    """Return the numbers of rows and columns that there is room for."""
+    """Return how many rows and columns of a matrix a terminal or a figure can show."""
     if on == "terminal" or isinstance(on, Console):
         width = (on if isinstance(on, Console) else Console()).width
         return 48, min(48, max(8, (width - LONGEST_NAME - 2) // 2))

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Pixels = NDArray[np.uint8]  # (height, width, 3)
-# Stops of matplotlib's "inferno", which reads in grey as well.
+# Stops of matplotlib's "inferno", which stays readable in grey.
 _RAMP = np.array([[0, 0, 4], [66, 10, 104], [147, 38, 103], [221, 81, 58], [252, 165, 10], [252, 255, 164]], float)
 _ACROSS = 44  # characters of a panel on a terminal, at most
-_FAINT = 0.2  # share of the heat's colour where there is no heat, and how bright the picture stays
-MOST_PIXELS = 64 * 10**6  # of a picture; larger ones are refused before they are unpacked
+_FAINT = 0.2  # opacity of the heat over the picture where the heat is 0
+MOST_PIXELS = 64 * 10**6  # larger pictures are refused before they are decoded
 
 
 @dataclass(frozen=True)

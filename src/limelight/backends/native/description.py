@@ -19,8 +19,8 @@ _make_problem = kernels.Problem
 class Place(NamedTuple):
     """The place of a problem in a larger matrix of which it is a part.
 
-    Its queries stand ``shift`` keys further to the right than at the end of its keys; dropout counts queries and keys
-    from ``first_query`` and ``first_key``. Offsets by distance are those of the part as it is.
+    The last query of the part stands ``shift`` keys after its last key. Dropout counts queries and keys from
+    ``first_query`` and ``first_key``. Offsets by distance are given for the part alone.
     """
 
     shift: int = 0
@@ -110,7 +110,7 @@ def _by_head(x: Tensor, q: Tensor) -> Tensor:
 
 
 def _in_log2_units(offsets: Tensor, temperature: float) -> Tensor:
-    """Offsets in units of ``temperature / log₂e``, in which no finite offset becomes infinite."""
+    """Return offsets in units of ``temperature / log₂e``; a finite offset stays finite."""
     limits = torch.finfo(offsets.dtype)
     scaled = offsets * (1.0 / (math.log(2.0) * temperature))
     return torch.where(offsets.isfinite(), scaled.clamp(limits.min, limits.max), scaled)

@@ -1,4 +1,4 @@
-"""The compiled kernels, or what takes their place where the package was installed without them."""
+"""The compiled kernels, or ``no_kernels`` where the package was installed without them."""
 
 from __future__ import annotations
 

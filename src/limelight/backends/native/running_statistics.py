@@ -32,7 +32,7 @@ class RunningStatistics:
         self._operands = Operands(whole, self._q, self._sizes)
         self._unwritten = self._outputs(self._sizes._replace(N=0))
         size = kernels.record_bytes(self._problem(), self._requests(self._unwritten)) if 0 not in q.shape[:3] else 0
-        self._records = torch.zeros(B, Hq, N, size, dtype=torch.uint8)  # rows that have seen nothing
+        self._records = torch.zeros(B, Hq, N, size, dtype=torch.uint8)  # all zeros: rows that have seen no key
 
     def _problem(self, normalisers: Normalisers | None = None) -> kernels.Problem:
         lse, scaled = normalisers or (None, None)
@@ -67,7 +67,7 @@ class RunningStatistics:
         )
 
     def outputs(self) -> tuple[list[list[Tensor]], Normalisers]:
-        """Return what the kernels write for each statistic, and the normalisers."""
+        """Return the tensors that the kernels write for each statistic, and the normalisers."""
         normalisers = Normalisers.empty(self._sizes, self._dtype)
         outputs = self._outputs(self._sizes)
         if 0 not in self._q.shape[:3]:

@@ -26,7 +26,7 @@ def statistics(
     asked: Sequence[Statistic],
     known: Normalisers | None,
 ) -> tuple[list[Any], Normalisers]:
-    """Compute statistics, and the normalisers of each row on the way unless they are known. No size is 0."""
+    """Compute statistics, and the normalisers of each row on the way unless they are known; no size may be 0."""
     outputs, normalisers = statistics_outputs(q, k, lowered, sizes, asked, known)
     return [x.result(out, sizes) for x, out in zip(asked, outputs, strict=True)], normalisers
 
@@ -40,7 +40,7 @@ def statistics_outputs(
     known: Normalisers | None,
     place: Place = WHOLE,
 ) -> tuple[list[list[Tensor]], Normalisers]:
-    """Return what the kernels write for each statistic, which ``Statistic.result`` makes the result of."""
+    """Return the tensors that the kernels write for each statistic; ``Statistic.result`` turns them into its result."""
     q, k = readable("q", q), readable("k", k)
     dtype = compute_dtype(q)
     normalisers = Normalisers.empty(sizes, dtype) if known is None else Normalisers(*(x.contiguous() for x in known))

@@ -21,7 +21,7 @@ REDUCTIONS = ("mean", "max")
 
 
 def cells(n: int, count: int, device: torch.device, side: int = 0) -> tuple[Tensor, Tensor]:
-    """The first of ``n`` rows that each of ``count`` cells covers, and the one after its last.
+    """Return the first row that each of ``count`` cells covers, of ``n`` rows, and the row after its last one.
 
     A row that lies partly in a cell counts as a whole one, so that neighbours may share a row. With a ``side``, cells
     have so many rows, and the last one what is left.
@@ -40,7 +40,7 @@ class Pool(AskedStatistic):
     cols: int
     reduce: str = "mean"
     window: Window | None = None
-    side: int = 0  # queries and keys of a cell, where not the number of cells is given
+    side: int = 0  # queries and keys of a cell; 0 where the number of cells is given instead
     kernel = "pool"
 
     @property
@@ -123,7 +123,7 @@ class Pool(AskedStatistic):
 
 
 def _largest(x: Tensor) -> Tensor:
-    """The maximum over the last axis, or 0, which no weight is below, where that is empty."""
+    """Return the maximum over the last axis, or 0 where that is empty; no weight is below 0."""
     return x.amax(-1) if x.shape[-1] else x.new_zeros(x.shape[:-1])
 
 
@@ -141,7 +141,7 @@ def pool(
 
     Give the number of ``rows`` and ``cols``, or with ``cell`` the side of a cell: squares of ``cell × cell`` weights,
     of which those at the lower and right edge cover what is left. ``queries`` and ``keys`` choose a rectangle of the
-    matrix, at whose cost its picture comes once the rows' sums are known.
+    matrix; once the normalisers of the rows are known, only the rectangle is computed.
 
     >>> import torch, limelight as ll
     >>> A = ll.weights(torch.zeros(1, 6, 8), torch.zeros(1, 6, 8), mask=ll.Causal())

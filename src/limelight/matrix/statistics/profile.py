@@ -70,7 +70,7 @@ class Profile(AskedStatistic):
         return None
 
     def output_gradient(self, gradient: Tensor, sizes: Sizes) -> Tensor:
-        """The gradient of the sums by ``position - key``, each of which counts for one mean at most."""
+        """Return the gradient of the sums by ``position - key``; each sum is part of at most one mean."""
         N, M = sizes.N, sizes.M
         means = gradient / self.counts(N, M, gradient.device)
         reach = max(N, M)

@@ -45,7 +45,7 @@ class Similarity(YesOrNo):
         return [torch.zeros(sizes.B, heads, heads, dtype=dtype), torch.zeros(sizes.B, heads, dtype=dtype)]
 
     def result(self, outputs: list[Tensor], sizes: Sizes) -> Tensor:
-        return cosines(outputs[0])  # in which the units of the heads cancel
+        return cosines(outputs[0])  # the units of the heads cancel in a cosine
 
 
 def _times_power(x: Tensor, exponents: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def _times_power(x: Tensor, exponents: Tensor) -> Tensor:
 
 
 def unscaled_products(products: Tensor, exponents: Tensor) -> Tensor:
-    """``Σ a b`` itself, in float64, whose range holds the squares of all float32 weights: to be added to others."""
+    """Return ``Σ a b`` in float64, which holds the squares of all float32 weights; such sums can be added."""
     e = exponents.double()
     return _times_power(products.double(), e[..., :, None] + e[..., None, :])
 

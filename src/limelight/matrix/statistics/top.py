@@ -65,7 +65,7 @@ class TopK(AskedStatistic):
 def top(self: Weights, k: int) -> Top:
     """Each query's ``k`` strongest keys, ties by the lower: ``values`` and ``indices``, ``(…, heads, queries, k)``.
 
-    A query that may attend to fewer keys has others after them, with a weight of 0.
+    Where a query may attend to fewer than ``k`` keys, other keys follow with a weight of 0.
     """
     (found,) = self._compute([TopK(check_count("top", "k", k, 1, self.shape[-1]))])
     assert isinstance(found, Top)

@@ -58,7 +58,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Find ``save_page`` in the explorer, which stands on this package, when it is first used."""
+    """Import ``save_page`` from the explorer, a higher layer, when it is first used."""
     if name == "save_page":
         return import_module("limelight.explorer.page").save_page
     raise AttributeError(f"module 'limelight.lens' has no attribute {name!r}")

@@ -16,7 +16,7 @@ from limelight.lens.report import attends_to_itself, first_visible, is_separator
 def measures_by_token(call: Call, tokens: Sequence[str] | None = None) -> dict[str, Tensor]:
     """Return the measures of ``lens.report`` of one text, each ``(heads, queries)``; NaN where one has no meaning.
 
-    ``spread`` is that of each query; ``similarity`` belongs to whole heads and is not among them.
+    ``similarity`` is left out: it compares whole heads, not single queries.
     """
     A = call.weights.batched()
     _, _, N, M = A.shape
@@ -47,7 +47,7 @@ def measures_by_token(call: Call, tokens: Sequence[str] | None = None) -> dict[s
 
 
 def _repeats(call: Call, real: Tensor) -> dict[str, Tensor]:
-    """The weight of tokens on their other occurrences, and on what followed earlier ones."""
+    """Return the weight of each token on its other occurrences, and on the tokens that followed earlier ones."""
     A = call.weights.batched()
     _, H, N, M = A.shape
     assert call.ids is not None

@@ -1,6 +1,6 @@
 """Diffusion: the attention of diffusers' models, computed and recorded.
 
-Every attention processor of diffusers ends in a call of SDPA or in a softmax. The call is taken over there, so
+Every attention processor of diffusers ends in a call of SDPA or in a softmax. limelight intercepts these two, so that
 processors and models stay as they are.
 """
 
@@ -41,21 +41,21 @@ class LatentGrids(PictureGrids):
     """Finds the grids of the attention calls of a diffusion model.
 
     The sizes of the picture are those of the latents that the model is given: of a UNet at every resolution, of a
-    transformer in patches. In joint attention (SD3, Flux) the text's tokens stand before or after the picture's; where,
-    is found by comparing the values of a call with those that were projected from the text.
+    transformer in patches. In joint attention (SD3, Flux) the text's tokens stand before or after the picture's;
+    comparing the values of a call with those that were projected from the text tells which.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self.text = 0  # tokens of the prompt
         self.size: tuple[int, int] | None = None  # rows and columns of the picture, before any patch is made
-        self.text_first: bool | None = None  # of joint attention
+        self.text_first: bool | None = None  # in joint attention: the text stands before the picture
         self._text_values: dict[nn.Module, Tensor] = {}
         self._joint: set[nn.Module] = set()
 
     @contextmanager
     def reading_text_values(self) -> Iterator[None]:
-        """Notice the values that attention modules project from the text inside a ``with`` block."""
+        """Keep the values that attention modules project from the text, inside a ``with`` block."""
         with ExitStack() as stack:
             stack.callback(self._text_values.clear)
             for module in self._model.modules():
@@ -71,7 +71,7 @@ class LatentGrids(PictureGrids):
         return keep
 
     def notice(self, module: nn.Module, arguments: Mapping[str, Any]) -> None:
-        """Notice the latents and the text among the arguments of the model's forward call."""
+        """Keep the sizes of the latents and of the text, from the arguments of the model's forward call."""
         if module is not self._model:
             return
         text = arguments.get("encoder_hidden_states")
@@ -79,7 +79,7 @@ class LatentGrids(PictureGrids):
         self.size = _picture_size(arguments)
 
     def joins_text(self, module: nn.Module, v: Tensor) -> bool:
-        """Return whether the values ``(B, H, keys, width)`` of a call have the text's among them; notice where."""
+        """Return whether the values ``(B, H, keys, width)`` of a call include the text's; remember on which side."""
         text = self._text_values.pop(module, None)
         if text is None:
             return False

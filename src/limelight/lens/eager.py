@@ -32,7 +32,7 @@ class _InterceptAttention(TorchFunctionMode):
     Args:
         running: the model, and those of its modules that are running, the innermost last.
         recorder: records and edits the weights.
-        computes: compute the calls of SDPA here, and not only those that are edited.
+        computes: let limelight compute all calls of SDPA; otherwise only those that are edited.
 
     """
 
@@ -44,7 +44,7 @@ class _InterceptAttention(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if len(self.running) == 1 and any(len(other.running) > 1 for other in _active):
-            return func(*args, **kwargs)  # of another model that is watched
+            return func(*args, **kwargs)  # the call belongs to another watched model
         if func is functional.scaled_dot_product_attention and (self.computes or self.recorder.editors):
             return self._computed_sdpa(*args, **kwargs)
         out = func(*args, **kwargs)
@@ -68,11 +68,11 @@ class _InterceptAttention(TorchFunctionMode):
         return out
 
     def current_module(self) -> nn.Module:
-        """Return the innermost module that is running, ``nn.Softmax`` apart."""
+        """Return the innermost module that is running, other than ``nn.Softmax``."""
         return next(m for m in reversed(self.running) if type(m) is not nn.Softmax)
 
     def _edited(self, result: Tensor, four: Tensor, module: nn.Module) -> Tensor:
-        """Record weights, given as they are and with four axes, and return what they are edited to."""
+        """Record weights, given in their own shape and with four axes, and return the edited ones."""
         edited = self.recorder.edit_dense(module, Weights.from_dense(four))
         return result if edited is None else edited.dense().reshape(result.shape)
 
@@ -89,11 +89,11 @@ class _InterceptAttention(TorchFunctionMode):
         return out if four else out[:, 0]
 
 
-_active: list[_InterceptAttention] = []  # of all models that are watched now
+_active: list[_InterceptAttention] = []  # one for each model that is being watched
 
 
 def _count_heads(module: nn.Module) -> int:
-    """Return the number of heads that a module says that it has, in transformers or in diffusers, or 0."""
+    """Return the number of heads that a module of transformers or diffusers states, or 0."""
     found = (getattr(module, name, None) for name in ("num_heads", "heads"))
     return next((x for x in found if isinstance(x, int)), 0)
 

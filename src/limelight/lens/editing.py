@@ -246,7 +246,7 @@ def _touched(edit: Edit, count: int) -> list[int]:
 
 
 def _kept(edit: Edit, count: int) -> list[int]:
-    """Return the heads that an edit says stay on."""
+    """Return the heads that an edit keeps on."""
     return [h for h in range(count) if h not in edit.chosen(count)] if isinstance(edit, Only) else []
 
 
@@ -257,7 +257,7 @@ def _compatible(a: Edit, b: Edit) -> bool:
         return True
     for one, other in ((a, b), (b, a)):
         if isinstance(one, (*off, Mean, Pattern)):
-            # An edit of all heads says nothing of single ones: those that are off stay off.
+            # An edit of all heads does not switch single heads on again: those that are off stay off.
             return isinstance(one, off) and isinstance(other, logits) and other.heads is None
     return (isinstance(a, logits) and type(a) is not type(b)) or isinstance(a, (Knockout, Bias))
 

@@ -33,11 +33,11 @@ class Edit:
     heads: Heads
 
     def parts(self) -> tuple[Edit, ...]:
-        """The edits that it is composed of."""
+        """The edits that this one is composed of."""
         return (self,)
 
     def chosen(self, count: int) -> list[int]:
-        """Return the numbers of the heads that it changes, out of ``count``."""
+        """Return the numbers of the heads that the edit changes, out of ``count``."""
         return choose_heads(self, self.heads, count)
 
     def __add__(self, other: object) -> Edit:
@@ -157,8 +157,8 @@ class Mean(_Checked):
 class Knockout(_Checked):
     """These pairs of a query and a key may not attend, in addition to those that the model masks.
 
-    ``Knockout(~ll.Window(8))`` leaves only the keys within 8 tokens. A ``Dense`` mask, or a ``Rectangle``, speaks of
-    the numbers of tokens, also in the steps of a generation; beyond a dense mask nothing is knocked out.
+    ``Knockout(~ll.Window(8))`` leaves only the keys within 8 tokens. A ``Dense`` mask and a ``Rectangle`` count tokens
+    from the beginning of the text, also in the steps of a generation; outside of a dense mask nothing is knocked out.
 
     >>> import limelight as ll
     >>> Knockout(~ll.Window(8), heads=[1, 2])
@@ -199,7 +199,7 @@ class Temperature(_Checked):
             raise ValueError(f"{self}: {len(values)} temperatures for {len(self.heads)} heads; give one for each")
 
     def values(self, count: int) -> dict[int, float]:
-        """Return the temperature of each head that it changes, out of ``count``."""
+        """Return the temperature of each head that the edit changes, out of ``count``."""
         heads = self.chosen(count)
         if not isinstance(self.t, list):
             return dict.fromkeys(heads, self.t)  # type: ignore[arg-type]
@@ -273,7 +273,7 @@ class Rectangle(Mask):
 
     queries: range | None = None
     keys: range | None = None
-    shift: int = 0  # of the queries' numbers, against their positions
+    shift: int = 0  # number of a query's token minus the query's position
 
     def __post_init__(self) -> None:
         for name in ("queries", "keys"):

@@ -28,7 +28,7 @@ MEASURES = (
     "induction",
     "similarity",
 )
-VALUE_MEASURES = ("value", "attribution")  # of a record with values
+VALUE_MEASURES = ("value", "attribution")  # measures that only a record with values has
 _COLUMN_TITLES = {
     "attribution": "attr",
     "previous": "prev",
@@ -62,7 +62,7 @@ class Heads(list[dict[str, Any]]):
         return strict_json.dumps(self)
 
     def telling(self, count: int) -> Heads:
-        """Return the ``count`` most telling heads in the order of the layers: of each label the clearest in turn."""
+        """Return the ``count`` most telling heads: the clearest of each label in turn, then sorted by layer."""
         kinds: dict[str, list[dict[str, Any]]] = {}
         for row in self:
             kinds.setdefault(row["label"], []).append(row)
@@ -83,7 +83,7 @@ class Heads(list[dict[str, Any]]):
         for family, rows in self._families().items():
             yield next(
                 table
-                for table in _ever_narrower(family, rows)
+                for table in _narrowing_tables(family, rows)
                 if Measurement.get(console, options.update(width=1000), table).maximum <= options.max_width
                 or len(table.columns) <= 6
             )
@@ -114,7 +114,7 @@ class Heads(list[dict[str, Any]]):
         return families
 
 
-def _ever_narrower(family: str, rows: list[dict[str, Any]]) -> Iterator[Table]:
+def _narrowing_tables(family: str, rows: list[dict[str, Any]]) -> Iterator[Table]:
     """Yield the table with all columns, then with one less at a time."""
     names = [name for name in (*MEASURES, *VALUE_MEASURES) if rows[0].get(name) is not None]
     yield _table(family, rows, names)

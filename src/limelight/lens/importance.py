@@ -19,7 +19,7 @@ from limelight.lens.restarting import CannotRepeat, Restart, accepts, evaluating
 from limelight.lens.watching import watch_with
 from limelight.matrix.base import Weights
 
-_TOKENS = 4096  # of all copies of the batch that run together
+_TOKENS = 4096  # tokens that run together, over all copies of the batch
 
 __all__ = ["Importance", "importance", "rank_correlation"]
 
@@ -111,7 +111,7 @@ class _Editor(Recorder):
 
 
 class _Copies:
-    """Each copy of the batch has its own edit, of the output alone."""
+    """Applies a different edit to each copy of the batch; for edits that change the output alone."""
 
     def __init__(self, plans: list[Plan], batch: int) -> None:
         self.plans, self.batch = plans, batch
@@ -126,7 +126,7 @@ class _Copies:
 
 
 class _Tangent:
-    """Keeps the output of each call, and what the edits of all of its heads would change in it."""
+    """Keeps the output of each call, and the change that the edits of all its heads would make to it."""
 
     def __init__(self, plan_of: Callable[[int], Plan]) -> None:
         self.plan_of = plan_of

@@ -44,7 +44,7 @@ class TracedCall:
 
 @dataclass(frozen=True)
 class ModuleRun:
-    """One run of a module inside the traced layer; None where it does not take or return a tensor first."""
+    """One run of a module inside the traced layer; input or output is None where it is not a tensor."""
 
     module: nn.Module
     name: str
@@ -63,7 +63,7 @@ def layer_trace(events: Sequence[ModuleRun | TracedCall], call: TracedCall, toke
     if block:
         outside = [e for e in before if layer_number(e.name) is None]
         encoders = [n for n, e in enumerate(outside) if e.name.split(".")[-1] == "encoder"]
-        # What ran before the encoder's end is the source, of which a decoder sees the encoder's output alone.
+        # Everything up to the encoder's end belongs to the source; a decoder sees only the encoder's output.
         builder.add_embeddings(outside[encoders[-1] + 1 :] if encoders else outside)
         ended = [n for n, e in enumerate(before) if e.name == block]  # earlier passes through a shared block
         before = before[ended[-1] + 1 :] if ended else before
@@ -107,7 +107,7 @@ def _is_leaf(event: ModuleRun) -> bool:
 
 
 class _Builder:
-    """Collects the steps of a layer, and names sums of earlier ones as the residual connections that they are."""
+    """Collects the steps of a layer; a sum of two earlier steps becomes a residual connection."""
 
     def __init__(self, queries: Sequence[str], keys: Sequence[str]) -> None:
         self.queries, self.keys = queries, keys
@@ -130,7 +130,7 @@ class _Builder:
         self.steps.append(Step(unique, title, value, rows, cols, tuple(source for source in of if source is not None)))
 
     def add_embeddings(self, events: Sequence[ModuleRun]) -> None:
-        """Append what the modules before the first layer return."""
+        """Append the outputs of the modules before the first layer."""
         for event in events:
             if event.output is None or event.output.ndim != 3 or not event.output.is_floating_point():
                 continue
@@ -145,7 +145,7 @@ class _Builder:
             self._keep("x", f"x, the input of {block}" if block else "x, the input", whole.input)
 
     def add_module(self, event: ModuleRun, block: str, equation: str | None = None) -> None:
-        """Append the output of a module, and before it its input where that is a sum or new.
+        """Append the output of a module, and before it the module's input where no earlier step gave it.
 
         ``equation`` says what a projection computes from its input ``{x}``.
         """
@@ -162,7 +162,7 @@ class _Builder:
 
     def add_call(self, call: TracedCall, reads: str | None) -> None:
         """Append the steps of the attention call, all heads at once; it reads the step of this name."""
-        # In float32 at least: the kernels add up half precision in it too.
+        # In float32 at least, in which the kernels sum half precision as well.
         q, k, v = (x[0].to(torch.promote_types(x.dtype, torch.float32)) for x in (call.q, call.k, call.v))
         found = reference.steps(q, k, v, **_unbatched(call.options))
         softcap, bias, mask = (call.options.get(n) for n in ("softcap", "bias", "mask"))
@@ -208,7 +208,7 @@ class _Builder:
             self._explain(whole.output, "the output")
 
     def _explain(self, x: Tensor, reader: str) -> None:
-        """Append a tensor that no earlier step gave: as a sum of two of them, or as what a module reads."""
+        """Append a tensor that no earlier step gave: as the sum of two steps, or as the input of a module."""
         if x.ndim != 3 or self.find(x) is not None:
             return
         for n, (name, a) in enumerate(self._known):

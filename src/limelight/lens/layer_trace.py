@@ -10,9 +10,9 @@ from torch import Tensor
 
 from limelight.viz.characters import Picture
 
-_COLS = 8  # features of a token that are shown; all tokens are
+_COLS = 8  # features shown of each token; all tokens are shown
 _ROWS = 24
-_HEADS = 4  # in a notebook; the terminal prints one head or all
+_HEADS = 4  # heads shown in a notebook; the terminal prints one head or all
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Step:
         else:
             names = list(cols)[:_ROWS]
         shown = matrix[:_ROWS, : len(names)].detach().double()
-        if self.name == "weights":  # what softmax promises, in view
+        if self.name == "weights":  # show that rows sum to 1
             names = [*names, "sum"]
             shown = _with_sums(shown, matrix[:_ROWS].detach().double().sum(1))
         title = f"{self.title} ({self.sizes}"

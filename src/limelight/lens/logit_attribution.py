@@ -1,7 +1,7 @@
 """Logit attribution: the part of a logit that comes through each head and each source token.
 
-The output of a head at a token is added to the residual stream, and from there a linear path leads to the logits, once
-the scale of every later norm is taken as it is. Along this path, without later attention and feed-forward layers, a
+The output of a head at a token is added to the residual stream, and from there a linear path leads to the logits, if
+the scale of every later norm is held fixed. Along this path, without later attention and feed-forward layers, a
 head contributes ``Σ_j a_ij (v_j · g)`` to the logit, where g is the gradient of the logit by the head's output: one
 backward pass through the frozen path gives g for all heads, and the rows of the weights give the parts.
 """
@@ -161,7 +161,7 @@ def _parts_of_row(call: Call, gradient: Tensor, batch: int, row: int) -> Tensor:
 
 
 class _Frozen(Recorder):
-    """Records calls with their values, and cuts the graph at each output: what a head attends to is taken as it is."""
+    """Records calls with their values, and cuts the graph at each output: weights of later heads are constants."""
 
     def __init__(self, model: nn.Module, record: Record) -> None:
         super().__init__(model, values=True)
@@ -193,7 +193,7 @@ def _linear_path(model: nn.Module) -> Iterator[None]:
 
 
 class _CutActivations(TorchFunctionMode):
-    """Gives the results of activation functions no gradient: what passes through one is not linear."""
+    """Stops gradients at activation functions, because the path through one is not linear."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

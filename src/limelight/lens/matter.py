@@ -1,4 +1,4 @@
-"""The output of ``limelight matter``: which heads matter, their labels, and whether they look as if they did."""
+"""The output of ``limelight matter``: which heads matter, their labels, and whether sharp heads are the ones."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _strongest(record: Any) -> dict[tuple[Any, ...], float]:
 
 
 def show(matter: Matter, figure: str | None, as_json: bool) -> None:
-    """Print the heatmap, the ten heads that matter most, and how far looking and mattering agree."""
+    """Print the heatmap, the ten heads that matter most, and the correlation of sharp weights with effects."""
     found = matter.importance
     if figure:
         found.figure().savefig(figure, dpi=150)

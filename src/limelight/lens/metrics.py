@@ -23,7 +23,7 @@ _TARGETS = ("decoder_input_ids", "target")
 class Metric:
     """Base of all metrics."""
 
-    flat = False  # its gradient is 0 where nothing is edited
+    flat = False  # True if the gradient of the metric is 0 without edits
     name = ""
 
     def __call__(self, output: Any, clean: Any, inputs: Mapping[str, Any]) -> Tensor:
@@ -210,7 +210,7 @@ def logits_of(output: Any) -> Tensor:
 
 
 def _precise(x: Tensor) -> Tensor:
-    """Return halves in float32."""
+    """Return half precision as float32, other types unchanged."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

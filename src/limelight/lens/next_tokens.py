@@ -70,7 +70,7 @@ class NextTokens:
 
 
 def predict(model: Any, source: Tensor, target: Tensor | None, tokenizer: Tokenizer, ours: bool) -> NextTokens | None:
-    """Run a model on ``source (1, N)``, and ``target`` with its decoder; return what it expects where it predicts."""
+    """Run a model on ``source (1, N)``, and its decoder on ``target``; return its predictions, if it makes any."""
     if target is None and not is_decoder(model):
         model(source)
         return None
@@ -90,7 +90,7 @@ def predict(model: Any, source: Tensor, target: Tensor | None, tokenizer: Tokeni
         found, own = NextTokens(hidden[0], head, 0, came, tokenizer), logits[-1].float().softmax(0)
         if torch.allclose(found.probabilities(end - 1), own, rtol=_CLOSE, atol=_CLOSE / len(own)):
             return found
-    # The model changes what its head gives (a cap, a scale): keep the logits that there are.
+    # The model changes the logits after its head (a cap, a scale): keep those of the last token, which are at hand.
     return NextTokens(logits, nn.Identity(), end - len(logits), came, tokenizer)
 
 

@@ -40,7 +40,7 @@ class Passes:
 
     The passes of a run of the stack (the module that owns the outermost ``ModuleList``) are counted from 0. Modules
     that are known to be shared (ALBERT, or the same module several times in a ``ModuleList``) are numbered from their
-    first pass on; any other from its second, until which it cannot be told from one that runs once.
+    first pass on; any other from its second pass, before which it looks like a module that runs once.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -54,7 +54,7 @@ class Passes:
         self.found_shared: dict[str, int] = {}  # modules that ran a second time, and the order of their first pass
 
     def begin(self, module: nn.Module) -> None:
-        """Notice that a module's forward pass begins."""
+        """Note that a module's forward pass begins."""
         if module in self._stacks:
             self._ran.pop(module, None)
             for key in [key for key in self._order if key[0] is module]:

@@ -19,7 +19,7 @@ _SPECIAL = {
     "register_tokens": "register",
 }
 _PIXELS = ("pixel_values", "pixels")
-Grids = tuple[Grid | None, Grid | None]  # of the queries and of the keys of a call
+Grids = tuple[Grid | None, Grid | None]  # the grid of a call's queries, and that of its keys
 
 
 def grid(model: nn.Module, size: int | tuple[int, int] | None = None) -> Grid:
@@ -92,7 +92,7 @@ class PictureGrids:
         self._grid: Grid | None = None
 
     def notice(self, module: nn.Module, arguments: Mapping[str, Any]) -> None:
-        """Notice the pixels among the arguments of a module's forward call."""
+        """Keep the size of the pixels, from the arguments of a module's forward call."""
         pixels = next((x for name in _PIXELS if isinstance(x := arguments.get(name), Tensor) and x.ndim == 4), None)
         if pixels is None or (size := (int(pixels.shape[2]), int(pixels.shape[3]))) == self._size:
             return
@@ -103,7 +103,7 @@ class PictureGrids:
             self._grid = None
 
     def joins_text(self, module: nn.Module, v: Tensor) -> bool:
-        """Return whether a module's queries and keys are those of a text and a picture in one sequence."""
+        """Return whether a module's sequence joins a text and a picture."""
         return False
 
     def of(self, module: nn.Module, name: str, kind: str, shape: tuple[int, ...]) -> Grids:

@@ -17,11 +17,11 @@ from limelight.matrix.flow import rollout
 from limelight.matrix.grid import Grid
 from limelight.viz.images import Panel, draw_over
 
-_RESIDUAL = 0.5  # share that passes a layer beside its attention, in the rollout
+_RESIDUAL = 0.5  # share of the residual connection in the rollout
 
 
 def on_the_picture(reading: Reading) -> Reading:
-    """Return the part of a reading whose queries and keys are patches; all of it if there is none."""
+    """Return the calls of a reading whose queries and keys are patches; all calls if there are none."""
     record = Record()
     for call in reading.record.log:
         if call.grids[0] is not None and call.grids[1] is not None:
@@ -73,7 +73,7 @@ def _words(reading: Reading) -> WordMaps:
 def _lines(
     reading: Reading, call: Call, head: int, patch: tuple[int, int] | None
 ) -> tuple[Grid, dict[str, Tensor], str]:
-    """Return the grid, weights on all tokens by title, and what they are the weights of."""
+    """Return the grid, rows of weights by title, and the name of the token that they belong to."""
     grid = call.grids[1]
     if grid is None:
         raise ValueError(f"{call.name} does not look at the picture; choose another layer with --layer")

@@ -15,7 +15,7 @@ from torch import Tensor
 from limelight.viz.images import Pixels
 
 _FILE = "preprocessor_config.json"
-_LARGEST = 4096  # pixels of a side that a model is given
+_LARGEST = 4096  # pixels of the longest side that a configuration may ask for
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 # Mean and standard deviation that these models were published with, for folders that do not name them.
@@ -28,7 +28,7 @@ _PUBLISHED = {
     "clip_vision_model": _CLIP,
     "blip": _CLIP,
 }
-_BILINEAR, _BICUBIC = 2, 3  # of Pillow
+_BILINEAR, _BICUBIC = 2, 3  # numbers that Pillow gives to its filters
 
 
 @dataclass(frozen=True)

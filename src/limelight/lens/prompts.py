@@ -18,7 +18,7 @@ from limelight.lens.word_maps import WordMaps, by_word
 from limelight.matrix.base import Weights
 from limelight.matrix.grid import Grid
 
-_MOST = 2**22  # weights that exist at a time
+_MOST = 2**22  # weights in memory at a time
 
 
 @contextmanager

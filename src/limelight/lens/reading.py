@@ -67,8 +67,8 @@ class Reading:
         sizes: the model's sizes by their usual names; ``limelight.lens.sizes.MEANINGS`` has what each means.
         next_tokens: what a decoder expects after each token; None for models that predict none.
         replay: runs the model on the text again, with edits.
-        reader: the model that has read it, for other texts.
-        picture: the picture that was looked at, ``(height, width, 3)`` bytes, as far as the model saw it.
+        reader: the model that read the text, to read other texts with.
+        picture: the picture that was looked at, ``(height, width, 3)`` bytes, cropped to what the model saw.
 
     """
 

@@ -59,8 +59,8 @@ class Recorder:
     ) -> None:
         self.model, self.is_wanted, self.statistics, self.limit = model, is_wanted, statistics, limit
         self.values = values
-        self.editors = [] if edits is None else [edits]  # its own, and those of enclosing blocks
-        self.enclosing: list[Recorder] = []  # of blocks around its own, which see nothing of these calls
+        self.editors = [] if edits is None else [edits]  # edits of this block and of enclosing ones
+        self.enclosing: list[Recorder] = []  # recorders of enclosing blocks, which do not record these calls
         self.record = Record()
         self.kept_bytes = 0
         self.ran: set[nn.Module] = set()
@@ -111,7 +111,7 @@ class Recorder:
         return "cross" if module in self._cross_attending else "self"
 
     def _begin(self, module: nn.Module, shape: tuple[int, ...]) -> tuple[Layer, int]:
-        """Notice an attention call; return its layer, and the number of the first query's token in its text."""
+        """Begin an attention call: return its layer, and the number of the first query's token in its text."""
         for recorder in (self, *self.enclosing):
             if module in recorder._names:
                 recorder._reported.add(recorder._names[module])
@@ -137,7 +137,7 @@ class Recorder:
         return self._plans[key]
 
     def edit_dense(self, module: nn.Module, found: Weights) -> Weights | None:
-        """Record dense weights that a module computed itself; return what they are edited to, or None."""
+        """Record dense weights that a module computed itself; return the edited weights, or None without edits."""
         layer, first = self._begin(module, found.shape)
         plan = self._plan(module, layer, found.shape[1])
         edited = found if plan is None else Weights.from_dense(plan.run_dense(found.dense(), first))
@@ -177,7 +177,7 @@ class Recorder:
         return out if plan is None else plan.finish(out)
 
     def before_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Forward pre-hook of every module: notice cross-attention and the encoder's token ids."""
+        """Forward pre-hook of every module: keep track of cross-attention and of the encoder's token ids."""
         self._passes.begin(module)
         bound = arguments_of(module, args, kwargs)
         if any(bound.get(name) is not None for name in _CONTEXTS):

@@ -56,7 +56,7 @@ from limelight.lens.record import Call, Record
 from limelight.matrix.base import Weights
 from limelight.matrix.statistics.profile import Profile
 
-_OCCURRENCES = 8  # earlier occurrences of a token that are looked at
+_OCCURRENCES = 8  # earlier occurrences of a token that count
 _SEPARATOR = re.compile(r"[.,;:!?…]+|\[SEP\]|</s>|<sep>|<eos>|<\|.*\|>")
 _MIN_QUERIES = 4  # queries needed to label a head by what it does with repeated tokens
 

@@ -14,7 +14,7 @@ from limelight.lens.reading import Reader, load_model, load_tokenizer, write_tar
 from limelight.lens.tracing import LayerTracer, trace
 from limelight.models.tokenizers import readable_tokens
 
-_LONGEST = 512  # tokens: every step is kept, scores and weights of all heads among them
+_LONGEST = 512  # tokens; every step is kept, and the scores of all heads are tokens × tokens
 
 
 def trace_text(folder: str | Path, text: str, layer: int = 0, kind: str = "self") -> LayerTrace:

@@ -42,7 +42,8 @@ class LayerTracer(Recorder):
         self.chosen: TracedCall | None = None
         known = is_transformers_model(model) or is_diffusers_model(model)
         self.computes_itself = not known and not any(isinstance(x, MultiHeadAttention) for x in model.modules())
-        self.events: list[ModuleRun | TracedCall] = []  # in the order in which modules began (calls) and ended (events)
+        # Calls in the order in which they began, modules in the order in which they ended.
+        self.events: list[ModuleRun | TracedCall] = []
 
     def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Compute attention, and keep what it was computed from."""

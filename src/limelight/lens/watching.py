@@ -44,8 +44,8 @@ def watch(
         keep: statistics to keep instead of q and k, as ``Weights.observe`` takes them: ``("entropy", "received")``, or
             ``{"top": 5, "entropy": True}``.
         limit: GiB that may be kept; later calls are dropped, with a warning.
-        dense: for models that compute attention themselves: read the dense weights that they compute, in the time and
-            memory that this takes them.
+        dense: for models that compute attention themselves: read the dense weights that they compute; this takes
+            the time and memory of their own attention.
         values: also keep the values of each call, and the gradient of its output after a backward pass.
         edits: changes to the attention of some layers, as ``limelight.edit`` takes them; the record shows what the
             edited model attends to.
@@ -66,7 +66,9 @@ def watch(
     if not limit > 0:
         raise ValueError(f"watch: limit = {limit} must be above 0; it is in GiB")
     if values and keep is not None:
-        raise ValueError("watch: values=True keeps the values beside the weights, and keep=… keeps statistics alone")
+        raise ValueError(
+            "watch: values=True needs the weights, and keep=… keeps statistics in their place; give one of them"
+        )
     recorder = Recorder(
         model,
         is_wanted=layer_filter(model, layers),
@@ -79,7 +81,7 @@ def watch(
 
 
 def _describe(model: Any) -> str:
-    """Name a type that is not a module, and of a pipeline the part to give instead."""
+    """Name the type of something that is not a module; for a pipeline, also the part to give instead."""
     parts = (f"pipe.{x}" for x in ("unet", "transformer") if isinstance(getattr(model, x, None), nn.Module))
     part = next(parts, None)
     return type(model).__name__ + (f"; give a part of it, such as {part}" if part else "")

@@ -1,4 +1,4 @@
-"""One word in view: what it attends to and what attends to it, in every head and on the mean."""
+"""The view of one word: what it attends to and what attends to it, in every head and in their mean."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from limelight.viz.characters import LONGEST_NAME, short
 _BAR, _SHORT_BAR = 24, 6  # characters of a weight of 1
 _SHOWN, _COLUMN = 3, 22  # strongest tokens of a head, and characters of each: three and the head fit into 80
 _MEAN = 8  # strongest tokens of the mean over heads
-_LEAST = 0.005  # weights that round to more than 0.00
+_LEAST = 0.005  # smaller weights would be printed as 0.00
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class WordRow:
 
 
 def find_word(tokens: Sequence[str], word: str) -> list[int]:
-    """Return the positions of the tokens that are a word, or that it begins with, without marks of its beginning.
+    """Return the positions of tokens that spell a word; of a word of several tokens, that of the first.
 
     >>> find_word(["[CLS]", "the", "ani", "##mal", "▁Animal"], "animal")
     [4]

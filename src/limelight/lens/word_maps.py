@@ -1,4 +1,4 @@
-"""Words and the places of a picture that belong to them: maps of captions and of prompts."""
+"""Maps of words on a picture: where each word of a caption or a prompt is attended to."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class BlockSparseAttention(MultiHeadAttention):
         self.block, self.random = block, random
 
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None, **other: Any) -> Tensor:
-        """``x (B, N, width)``; ``mask`` is ``Padding`` or None."""
+        """``x (B, N, width)`` to the same shape; ``mask`` is ``Padding`` or None."""
         N, block = x.shape[1], self.block
         if (5 + 2 * self.random) * block >= N:
             return super().forward(x, mask=mask)

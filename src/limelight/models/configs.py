@@ -10,7 +10,7 @@ from limelight.nn.positions import Interpolated, Llama3, Plain, Rotary, Yarn
 
 Config = Mapping[str, Any]
 _LANGUAGE_HEADS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForPreTraining", "ForConditionalGeneration", "MTModel")
-_MAX_SIZE = 2**31 - 1  # of a width, a vocabulary or a number of positions
+_MAX_SIZE = 2**31 - 1  # largest width, vocabulary or number of positions
 _MAX_LAYERS = 4096
 _ROPE_NEEDS = {
     "linear": ("factor",),
@@ -34,7 +34,7 @@ def has_head(config: Config) -> bool:
 
 
 def need(config: Config, *names: str) -> list[int]:
-    """Return sizes that must be there: whole numbers of at least 1."""
+    """Return required sizes: whole numbers of at least 1."""
     missing = [n for n in names if config.get(n) is None]
     if missing:
         raise ValueError(f"config.json ({shown(config.get('model_type'))}) lacks {', '.join(missing)}")

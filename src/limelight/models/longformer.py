@@ -26,7 +26,7 @@ OTHERS = r"pooler\.dense\..*"
 
 @dataclass(frozen=True, eq=False)
 class Tokens(Mask):
-    """The tokens of a batch: which are padding, and which are global, ``(B, N)`` booleans or None."""
+    """Marks the tokens of a batch that are padding and those that are global, ``(B, N)`` booleans or None."""
 
     padding: Padding | None
     global_tokens: Tensor | None
@@ -51,7 +51,7 @@ class LongformerAttention(MultiHeadAttention):
         self.query_global, self.key_global, self.value_global = (Linear(width, width) for _ in "qkv")
 
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None, **other: Any) -> Tensor:
-        """``x (B, N, width)``; ``mask`` holds the tokens of the batch."""
+        """``x (B, N, width)`` to the same shape; ``mask`` is the ``Tokens`` of the batch."""
         tokens = mask if isinstance(mask, Tokens) else Tokens(_as_padding(mask), None)
         q, k, v, _ = self._operands(x, None, None, 0)
         y = self.attend(q, k, v, mask=tokens.within(self.window), bias=None).transpose(1, 2)  # (B, N, H, D)
@@ -61,7 +61,10 @@ class LongformerAttention(MultiHeadAttention):
         return out
 
     def _with_global(self, x: Tensor, y: Tensor, chosen: Tensor, padding: Padding | None) -> Tensor:
-        """Replace the outputs of global tokens; batch elements with fewer of them compute some others in vain."""
+        """Replace the outputs of global tokens.
+
+        All batch elements compute as many as the one with the most; those with fewer discard the surplus.
+        """
         most = int(chosen.sum(1).max())
         rows = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :most]  # (B, most)
         found = chosen.gather(1, rows)

@@ -1,4 +1,4 @@
-"""Maps the tensors of a published checkpoint to our parameters, with the layout that they have there."""
+"""Maps between the tensors of a published checkpoint, in their layout, and limelight's parameters."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def language_head(config: Config, table: nn.Embedding, tied: bool = True, scale:
 
 
 def untied(config: Config, theirs: str, tied: bool = True) -> list[TensorMap]:
-    """Map the weight of a language-model head that has one of its own."""
+    """Map the weight of a language-model head that is not tied to the embedding; nothing for a tied one."""
     own = has_head(config) and not flag(config, "tie_word_embeddings", tied)
     return [same(theirs, "head.weight")] if own else []
 

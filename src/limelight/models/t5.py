@@ -28,7 +28,7 @@ def _feed_forward(config: Config) -> tuple[str, bool]:
 
 
 def _depths(config: Config) -> tuple[int, int]:
-    """Return the numbers of layers of the encoder and of the decoder; 0 for a decoder that is not there."""
+    """Return the numbers of layers of the encoder and of the decoder; 0 where there is no decoder."""
     (depth,) = need(config, "num_layers")
     if any(name.endswith("EncoderModel") for name in architectures(config)):
         return depth, 0

@@ -1,7 +1,7 @@
 """Transformer-XL: relative positions, and a memory of hidden states that reaches over segments (Dai et al., 2019).
 
 The keys and values of layer n come from ``[stop-gradient(mₙ), hₙ]``, where ``mₙ`` are the last inputs of that layer, so
-a segment sees those before it at the cost of itself, and a model of L layers reaches L memories far.
+a segment attends to earlier ones without computing them again, and L layers reach L memory lengths back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MemoryAttention(MultiHeadAttention):
     """Attention from a segment to itself and to the memory before it, which has no gradient."""
 
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None, **other: Any) -> Tensor:
-        """``x (B, N, width)``; ``context (B, M, width)`` is the memory."""
+        """``x (B, N, width)`` to the same shape; ``context (B, M, width)`` is the memory."""
         seen = x if context is None else torch.cat([context.detach(), x], 1)
         q = self._split(self.query(x), self.num_heads)
         k, v = self._split(self.key(seen), self.num_heads), self._split(self.value(seen), self.num_heads)
@@ -53,10 +53,10 @@ class TransformerXL(nn.Module):
     def __init__(self, embedding: Embedding, blocks: Sequence[Block], head: nn.Module | None, length: int) -> None:
         super().__init__()
         self.embedding, self.blocks, self.head = embedding, nn.ModuleList(blocks), head
-        self.length = length  # of the memory
+        self.length = length  # tokens that the memory holds
 
     def forward(self, ids: Tensor, memory: Sequence[Tensor] | None = None) -> Segment:
-        """``ids (B, N)`` of a segment and the memory that the segment before it returned; None for the first."""
+        """Run a segment ``ids (B, N)`` with the memory that the one before it returned; None for the first."""
         x = self.embedding(ids)
         if memory is not None and (len(memory) != len(self.blocks) or memory[0].shape[::2] != x.shape[::2]):
             have = [tuple(m.shape) for m in memory[:1]]

@@ -34,7 +34,7 @@ class SpanMask(Tensor):
 
     Attributes:
         mask: the description, for the first ``keys`` keys; the last of these is at the position of the last query.
-        lowered: the same as spans.
+        lowered: the same mask as spans.
         keys: how many keys the description covers; those after them (the free part of a static cache) are masked.
 
     """
@@ -163,8 +163,8 @@ def _masks_of(function: Callable[..., Any], q_offset: int, N: int, kv_offset: in
         case "packed_sequence_mask_function" if q_offset == kv_offset == 0 and N == M:
             return [Documents(captured["packed_sequence_mask"])]
         case "remap_positions_for_packed_sequence":
-            # It always stands beside the documents, in each of which positions are consecutive: a mask that looks at
-            # the distance between query and key alone is the same for positions that begin again.
+            # transformers combines it with the mask of documents, and positions are consecutive inside a document. So
+            # a mask that depends only on the distance between query and key is the same for positions that restart.
             parts = _masks_of(captured["mask_function"], q_offset, N, kv_offset, M)
             if all(isinstance(x, (Causal, Window)) for x in parts):
                 return parts

@@ -145,7 +145,7 @@ def _convert_mask(mask: Tensor, N: int, M: int) -> tuple[Mask | None, Mask | Non
     """Return a mask as the record shows it, as the kernels take it, and the bias that a float mask contains."""
     if isinstance(mask, SpanMask):
         return mask.mask, mask.lowered, None
-    if mask.ndim == 2:  # which keys are not padding
+    if mask.ndim == 2:  # True for keys that are not padding
         lengths = mask.sum(1)
         if not torch.equal(mask != 0, torch.arange(M, device=mask.device) < lengths[:, None]):
             return _convert_mask(mask[:, None, None].expand(-1, 1, N, M) != 0, N, M)

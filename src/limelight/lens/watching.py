@@ -66,9 +66,7 @@ def watch(
     if not limit > 0:
         raise ValueError(f"watch: limit = {limit} must be above 0; it is in GiB")
     if values and keep is not None:
-        raise ValueError(
-            "watch: values=True needs the weights, and keep=… keeps statistics in their place; give one of them"
-        )
+        raise ValueError("watch: values=True needs the weights, and keep=… keeps statistics instead; give one of them")
     recorder = Recorder(
         model,
         is_wanted=layer_filter(model, layers),

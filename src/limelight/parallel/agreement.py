@@ -10,7 +10,7 @@ import torch
 
 from limelight.parallel.group import Processes
 
-_ROOM = 32  # numbers in the message, so that calls of different kinds have messages of one size
+_ROOM = 32  # numbers in a message: the same for calls of all kinds
 
 
 def agree(
@@ -20,9 +20,9 @@ def agree(
     own: Mapping[str, int],
     failed: Exception | None = None,
 ) -> dict[str, list[int]]:
-    """Compare what should be the same on every process, and return what each has of its own, by name.
+    """Compare values that must be equal on every process; return the other values of each process, by name.
 
-    ``failed`` is an error in this process's own arguments: the others hear of it instead of waiting.
+    ``failed`` is an error in this process's own arguments; all processes raise then, so that none waits in vain.
     """
     names = ["call", *same]
     values = [_as_number(x) for x in (call, *same.values())]

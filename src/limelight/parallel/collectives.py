@@ -1,8 +1,8 @@
 """Differentiable collectives, in two conventions that fit together.
 
-The objective is the sum of the losses of all processes, where what every process has whole counts once. So ``total``
-gives every process the sum and hands its gradient on as it is, and ``sum_over``, whose result each process uses for
-its own purposes, adds up the gradients of all.
+The objective is the sum of the losses of all processes; a loss that every process has in full counts once. ``total`` is
+for such a loss: it gives every process the sum, and its gradient passes through unchanged. ``sum_over`` is for a sum
+that each process goes on to use in its own loss: its gradient is the sum of the gradients of all processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from limelight.parallel.group import Processes
 
 
 def total(x: Tensor, group: Any = None) -> Tensor:
-    """Return the sum of ``x`` over the processes; its gradient is that of the own ``x``, as it is.
+    """Return the sum of ``x`` over the processes; its gradient passes to this process's ``x`` unchanged.
 
     A loss that is the sum over all tokens, divided by their number, is ``total(own_sum) / count`` on every process,
     and ``backward()`` of it gives the gradients of one process.
@@ -34,7 +34,7 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
-        """Hand the gradient on."""
+        """Pass the gradient through."""
         return dx, None
 
 
@@ -56,13 +56,13 @@ class _Largest(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
-        """Hand the gradient to the largest."""
+        """Give the gradient to the processes that hold the maximum."""
         (share,) = ctx.saved_tensors
         return dx * share, None
 
 
 def sum_over(x: Tensor, processes: Processes) -> Tensor:
-    """Return the sum of ``x`` over the processes; its gradient is the sum of theirs."""
+    """Return the sum of ``x`` over the processes; the gradient is summed over them too."""
     apply: Any = _SumOver.apply
     result: Tensor = apply(x, processes)
     return result

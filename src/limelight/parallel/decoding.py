@@ -1,4 +1,4 @@
-"""Decoding with a cache that is spread over processes: each holds a part, and a step merges what they found.
+"""Decoding with a cache that is spread over processes: each attends to its part, and a step merges the results.
 
 Every process has the same new tokens. A step sends one small message: each process's running softmax, which all
 merge in the order of the ranks, so that all have the same bits.
@@ -70,7 +70,7 @@ class SpreadCache:
             self._length += n
 
     def _append(self, x: Tensor, new: Tensor) -> Tensor:
-        """Write after the tokens that there are, in a buffer that doubles when it is full."""
+        """Append to the stored tokens, in a buffer that doubles when it is full."""
         end = self._length + new.shape[-2]
         if end > x.shape[-2]:
             room = x.new_empty(*x.shape[:-2], max(64, 2 * end), x.shape[-1])
@@ -80,7 +80,7 @@ class SpreadCache:
         return x
 
     def attend(self, q: Tensor, **options: Unpack[AttentionOptions]) -> Tensor:
-        """Attention of the last tokens ``q (…, Hq, N, D)``, which every process gives, to all keys; whole on each.
+        """Attend from the last tokens ``q (…, Hq, N, D)``, the same on every process, to all keys; all get the output.
 
         The options are ``mask``, ``bias``, ``scale``, ``softcap``, ``sink`` and ``temperature`` of
         ``limelight.attention``.
@@ -95,7 +95,7 @@ class SpreadCache:
 
 
 def _step(shards: Shards) -> Tensor:
-    """Attend to the own keys, and merge what all processes have found."""
+    """Attend to this process's keys, and merge the running softmax of all processes."""
     q, k, v = shards.q, shards.k, shards.v
     assert v is not None
     B, H, N, _ = q.shape

@@ -22,7 +22,7 @@ from limelight.parallel.shards import Shards
 
 
 def all_keys(shards: Shards) -> Tensor:
-    """Return the keys of all processes, ``(B, Hkv, M, D)``; a gradient goes back to where they are from."""
+    """Return the keys of all processes, ``(B, Hkv, M, D)``; their gradients go back to the processes that hold them."""
     own = positions_of(shards.own_keys).to(shards.k.device)
     k = shards.k.to(shards.problem.compute_dtype)
     return sum_over(place_rows(k, own, shards.M, 2), shards.processes)
@@ -46,7 +46,7 @@ def compute(shards: Shards, asked: Sequence[Statistic], recompute: bool) -> list
 
 
 class _Products(Similarity):
-    """``Σ a b`` over the weights of every two heads, which cosines are made of once they are complete."""
+    """``Σ a b`` over the weights of every two heads; the complete sums become cosines."""
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         return sum_parts([unscaled_products(x[..., :-1], x[..., -1]) for x in parts])
@@ -59,7 +59,7 @@ def _prepare(x: Statistic, i: Tensor, N: int) -> Statistic:
 
 
 def _finish(x: Statistic, found: Any, shards: Shards) -> Any:
-    """Put together what the processes have found."""
+    """Combine the results of all processes."""
     if type(x) in KEYS:
         own = positions_of(shards.own_keys).to(found.device)
         return sum_over(found, shards.processes).index_select(2, own)

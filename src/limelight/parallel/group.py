@@ -80,7 +80,7 @@ class Processes:
 
     @contextmanager
     def explained(self, doing: str, other: int | None = None) -> Iterator[None]:
-        """Say which process did not answer, where torch.distributed gives up."""
+        """Turn a failure of torch.distributed into an error that names the process that did not answer."""
         try:
             yield
         except RuntimeError as error:
@@ -93,7 +93,7 @@ class Processes:
 
 
 class Exchange:
-    """Messages on their way; what is received can be had before what is sent has left."""
+    """A message being sent and one being received; the received one can be used before the other has left."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Exchange:
         self._received, self._source = receive, source
 
     def receive(self) -> Tensor | None:
-        """Wait for what is to be received, and hand it over."""
+        """Wait for the message that comes in, and return it."""
         self._wait(self._receives, self._source)
         received, self._received = self._received, None
         return received

@@ -33,7 +33,7 @@ class Run(NamedTuple):
         return [Run(x, min(x + most, self.end)) for x in range(self.begin, self.end, most)]
 
 
-Runs = list[list[Run]]  # of every process
+Runs = list[list[Run]]  # one list of runs for every process
 
 
 class Layout:
@@ -70,7 +70,7 @@ class Contiguous(Layout):
 
 @dataclass(frozen=True)
 class Zigzag(Layout):
-    """Process ``r`` of ``P`` holds number ``r`` from the front and from the back of ``2 P`` parts of the sequence.
+    """Process ``r`` of ``P`` holds parts ``r`` and ``2P - 1 - r`` of ``2P`` equal parts of the sequence.
 
     Early queries of a causal text attend to few keys and late ones to many, so that every process has the same work.
 
@@ -121,8 +121,8 @@ def shard(x: Tensor, layout: Layout | None = None, dim: int = -2, group: Any = N
 def unshard(x: Tensor, layout: Layout | None = None, dim: int = -2, group: Any = None) -> Tensor:
     """Put the parts of all processes together, in order; the inverse of ``shard``.
 
-    Every process gets the whole. In a backward pass it counts once, however many processes have it: the gradient that a
-    process has of the whole is that of its own part.
+    Every process gets the whole tensor. In a backward pass it counts once: each process takes its own part of the
+    gradient that it has for the whole.
     """
     processes = Processes.of(group)
     sizes = [int(n) for n in processes.gather(torch.tensor([x.shape[dim]])).flatten()]
@@ -144,7 +144,7 @@ class _Unshard(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
-        """Take the own part."""
+        """Take this process's part."""
         parts = [dx.narrow(ctx.dim, run.begin, run.length) for run in ctx.runs]
         return torch.cat(parts, ctx.dim) if parts else dx.narrow(ctx.dim, 0, 0), None, None, None
 

@@ -26,8 +26,8 @@ from limelight.parallel.shards import Shards
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_GATHERED = 2**22  # numbers of keys that pairs gather at a time
-_COARSE = 2.0**10  # a log-sum-exp of float32 beyond this has too few digits to make weights from it
+_GATHERED = 2**22  # elements of keys that are gathered at a time for pairs of a query and a key
+_COARSE = 2.0**10  # beyond this, a log-sum-exp in float32 is too inexact to compute weights from it
 
 
 def weights(
@@ -44,8 +44,8 @@ def weights(
     The arguments are those of ``limelight.parallel.attention``. Every process makes the same calls on the result.
     ``A @ v``, ``logsumexp``, ``entropy``, ``mass``, ``distance``, ``max``, ``cover`` and ``top`` are of the process's
     own queries, ``received`` and ``A.T @ u`` of its own keys; ``profile``, ``pool``, ``similarity`` and parts ``A[…]``
-    are whole on every process. Indices of queries and keys count the whole sequence. ``A.whole()`` has all results
-    whole.
+    are whole on every process. Indices of queries and keys count the whole sequence. ``A.whole()`` gives
+    every process all results in full.
     """
     spec = spec_of("parallel.weights()", options)
     shards = Shards("parallel.weights", q, k, None, spec, group=group, layout=layout, key_layout=key_layout)
@@ -87,7 +87,7 @@ class ParallelWeights(Weights):
         return self._shards.problem.mask
 
     def whole(self) -> ParallelWeights:
-        """The same matrix, with statistics of all queries and all keys on every process; products stay as they are."""
+        """Return the same matrix with statistics of all queries and keys on every process; products are unchanged."""
         found = ParallelWeights(self._shards, whole=True)
         found._kept = self._kept
         return found
@@ -148,11 +148,11 @@ class ParallelWeights(Weights):
         return unshard(lse, self._shards.layout, -1, self._shards.processes) if self._is_whole else lse
 
     def dense(self) -> Tensor:
-        """All of the matrix on every process, where it is small enough to be held."""
+        """Return the whole matrix on every process; it has to fit into memory."""
         return self[...]
 
     def tensors(self) -> list[Tensor]:
-        """The tensors that it is made of and a gradient may flow to."""
+        """The tensors that the matrix is made of, to which a gradient may flow."""
         _, _, *learned = self._shards.problem.tensors()
         return [self._shards.q, self._shards.k, *learned]
 
@@ -202,7 +202,7 @@ class ParallelWeights(Weights):
         return statistic.unflatten(parts)
 
     def _lse(self) -> Tensor:
-        """The log-sum-exp of the own rows, ``(B, H, n)``, which is kept unless a gradient belongs to it."""
+        """Return the log-sum-exp of the own rows, ``(B, H, n)``; it is cached unless it needs a gradient."""
         if torch.is_grad_enabled() and self._requires_grad:
             return attend(self._shards, self._shards.k[..., :0])[1]
         known = self._known()

@@ -1,8 +1,8 @@
 """Builds each statistic from rectangles of the matrix.
 
-Statistics of rows grow in the records of the kernels, or are sums where the normalisers of whole rows are known. Those
-of keys are sums that go back to the process which holds the keys; pictures of the whole are summed over all
-processes at the end.
+A rectangle is a run of queries times a run of keys. Statistics of rows accumulate in the kernels' running records, or
+are plain sums where the normalisers of whole rows are known. Sums over queries, one for each key, are sent back to the
+process that holds the key. Pictures of the whole matrix are summed over all processes at the end.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RowPart:
         return found
 
     def add(self, rows: slice, outputs: list[Tensor]) -> None:
-        """Add what the kernel wrote for a rectangle."""
+        """Add the kernel's output for a rectangle."""
         self.total[:, :, rows] += outputs[0]
 
 
@@ -86,7 +86,7 @@ class KeyPart:
         return [B, H, run.length, self.width]
 
     def result(self, own: Tensor) -> Tensor:
-        """Make the result of the sums of the own keys."""
+        """Return the result, from the sums of the own keys."""
         return own[..., 0] if self.statistic.operand is None else own
 
 
@@ -108,7 +108,7 @@ class WholePart:
         return found
 
     def add(self, where: Rectangle, outputs: list[Tensor]) -> None:
-        """Add what the kernel wrote for a rectangle."""
+        """Add the kernel's output for a rectangle."""
         self.total += outputs[0]
 
     def result(self, processes: Processes) -> Any:
@@ -180,7 +180,7 @@ class SimilarityPart(WholePart):
 
 @dataclass(frozen=True)
 class _PartOfPicture(Pool):
-    """A window that is a part of what a picture shows."""
+    """A picture of one rectangle inside the window of a larger picture."""
 
     first_query: int = 0
     queries: int = 0

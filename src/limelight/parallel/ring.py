@@ -1,11 +1,11 @@
-"""A ring of processes: blocks of keys and values travel while others are computed with.
+"""A ring of processes: while a process computes with one block of keys and values, the next is on its way.
 
-In round ``t`` process ``r`` works with what process ``r - t`` holds, block by block. Every block goes straight from
-the process that holds it to each that needs it, so that what a process does not see is not sent to it, and nothing is
-passed on. All processes go through the same ticks; in each, a process receives at most one block and sends at most
+In round ``t`` process ``r`` works with the blocks that process ``r - t`` holds. Every block goes straight from the
+process that holds it to each that needs it: nothing is passed on, and blocks that a mask hides from a process are not
+sent to it. All processes go through the same ticks; in each, a process receives at most one block and sends at most
 one. Blocks that are needed are spread evenly over the ticks of their round, and the work with the process's own keys
 over all ticks, so that there is something to compute while a block is on its way, and processes whose work is balanced
-are at the same tick. The blocks of two ticks are in memory, which later ticks take over.
+are at the same tick. Memory holds the blocks of two ticks, which later ticks reuse.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from limelight.parallel.group import Exchange, Processes
 from limelight.parallel.layouts import Run
 
-Blocks = list[list[Run]]  # of every process
+Blocks = list[list[Run]]  # one list of blocks for every process
 _ALIGNED = 64  # bytes
 
 
@@ -126,9 +126,9 @@ def _spread(blocks: list[int], ticks: int) -> list[int | None]:
 
 
 class Return:
-    """Sends what was computed for the blocks of other processes back to them, while the next is computed.
+    """Sends results for the blocks of other processes back to them, while the next block is computed.
 
-    ``take(b, bytes)`` is called with what comes back for this process's block ``b``.
+    ``take(b, bytes)`` is called with the results for this process's block ``b``.
     """
 
     def __init__(self, ring: Ring, size: Callable[[Run], int], take: Callable[[int, Tensor], None]) -> None:
@@ -136,7 +136,7 @@ class Return:
         self._pending: tuple[int, Exchange] | None = None
 
     def step(self, tick: Tick, message: Tensor | None) -> None:
-        """Send back what belongs to the block of a tick, and take in what has come for the own blocks."""
+        """Send back the results for the block of a tick, and take those that have arrived for the own blocks."""
         ring = self._ring
         receive = None
         if tick.sends is not None:  # something comes back from where it was sent to
@@ -146,7 +146,7 @@ class Return:
         self._pending = tick.sends or 0, exchange
 
     def finish(self) -> None:
-        """Take in what is still on its way."""
+        """Wait for the results that are still on their way, and take them."""
         if self._pending is None:
             return
         b, exchange = self._pending

@@ -81,7 +81,7 @@ def attend(shards: Shards, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _RingAttention(torch.autograd.Function):
-    """One pass around the ring, and one more for the gradient; nothing that has come from others is kept."""
+    """One pass around the ring, and one more for the gradient; blocks of other processes are not kept."""
 
     @staticmethod
     def forward(ctx: Any, shards: Shards, q: Tensor, k: Tensor, v: Tensor, *learned: Any) -> tuple[Tensor, Tensor]:
@@ -95,7 +95,7 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        """Send keys and values around once more; their gradients travel back to where they belong."""
+        """Send keys and values around once more; their gradients go back to the processes that hold them."""
         q, k, v, out, lse, scaled, *_ = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
         saved = Saved(q, k, v, out, Normalisers(lse, scaled), dout.contiguous(), dlse)
@@ -107,13 +107,13 @@ class _RingAttention(torch.autograd.Function):
 
 
 class Meeting(NamedTuple):
-    """Keys and values that some of the own queries meet."""
+    """A block of keys and values, and the own queries to compute with it."""
 
     tick: Tick | None  # None for the process's own keys
     keys: Run | None  # None in a tick in which no block comes
     tensors: list[Tensor]
-    rows: slice  # of the queries
-    at: slice | None  # of the keys, where they are the process's own
+    rows: slice  # place of the queries in q
+    at: slice | None  # place of the keys in k, if they are the process's own
 
 
 class KeyValueBlocks:
@@ -136,10 +136,10 @@ class KeyValueBlocks:
         pack([x[:, :, at] for x in self._tensors], out)
 
     def travel(self) -> Iterator[Meeting]:
-        """Yield what the own queries meet: all of them each block that comes, and some at a time all own keys.
+        """Yield all own queries with each block that arrives, and pieces of the own queries with all own keys.
 
-        Blocks that come are short, for several are in memory. The own keys are there as a whole, and few queries that
-        meet all of them are read and written once.
+        Blocks that arrive are short, because several are in memory. The own keys are there in full, and a piece of the
+        queries that is computed with all of them is read and written once.
         """
         pieces, every = self._shards.pieces(max(self._ring.ticks, 1)), slice(0, self._shards.q.shape[2])
         for tick, b, message in self._ring.travel(self._pack, self.size, len(pieces)):
@@ -154,7 +154,7 @@ class KeyValueBlocks:
 
 
 def make_ring(shards: Shards, width: int) -> Ring:
-    """Cut the keys into blocks, and find out who needs which; ``width`` numbers belong to a key and head."""
+    """Cut keys into blocks, and find which process needs which; ``width`` is the elements of a key and its value."""
     masked = shards.lowered.spans is not None or shards.lowered.mask is not None
 
     def sees(keys: Run) -> bool:
@@ -198,7 +198,7 @@ class Saved(NamedTuple):
 
 
 class Sums:
-    """The gradients of a process: those of q, k and v, and its part of those of what all processes have."""
+    """Gradients on one process: of its q, k and v, and its part of those of tensors that all processes share."""
 
     def __init__(self, shards: Shards, saved: Saved, wanted: Wanted) -> None:
         self._shards, self._wanted = shards, wanted
@@ -216,7 +216,7 @@ class Sums:
         return [self.k[:, :, at], self.v[:, :, at]]
 
     def add(self, queries: Run, keys: Run, found: Gradients) -> None:
-        """Add what a rectangle gives to slopes, offsets, bias and temperature."""
+        """Add the gradients of slopes, offsets, bias and temperature from one rectangle."""
         for name, total in self.learned.items():
             part = getattr(found, name)
             if name == "offsets":

@@ -1,8 +1,8 @@
 """One attention problem over several processes: who holds what, and the part of the problem in a rectangle.
 
-Masks and biases speak of the whole sequence. They are lowered once for all positions; a rectangle, some queries and
-some keys that each stand together, takes its part: spans are clipped to its keys, offsets by distance and tensors are
-cut, and its ``Place`` says where it lies, for distances and for dropout's random numbers.
+Masks and biases use positions in the whole sequence, and are lowered once for all of them. A rectangle is a run of
+queries times a run of keys. It gets its part of the lowered form: spans are clipped to its keys, offsets by distance
+and tensors are cut, and its ``Place`` tells where it lies, for distances and for dropout's random numbers.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from limelight.parallel.agreement import agree
 from limelight.parallel.group import Processes
 from limelight.parallel.layouts import Contiguous, Layout, Run, Runs
 
-_BLOCK_BYTES = 2**21  # of keys and values that travel together; four are in memory
-_SHORTEST = 256  # keys
+_BLOCK_BYTES = 2**21  # bytes of keys and values in a block; four blocks are in memory
+_SHORTEST = 256  # keys in a block, at least
 _TILE = 48  # rows that the kernels compute together, or a multiple of them
 
 
 class Rectangle(NamedTuple):
-    """Queries and keys that each stand together, and the part of the specification that concerns them."""
+    """A run of queries, a run of keys, and the part of the specification for them."""
 
     queries: Run
     keys: Run
@@ -83,7 +83,7 @@ class Shards:
             found = agree(self.processes, call, *self._message(local, spec, dropout, int(seed)), failed)
         elif failed is not None:
             raise failed
-        else:  # all processes know them, and what they need to know of one another
+        else:  # the caller knows the sizes of all processes
             found = {"queries": [q.shape[-2]], "keys": [sum(run.length for run in runs) for runs in key_runs]}
             found["seed"] = [int(seed)]
         assert local is not None
@@ -145,11 +145,11 @@ class Shards:
         return tuple(self._shape[:-3])
 
     def with_lead(self, x: Tensor) -> Tensor:
-        """Shape ``(B, …)`` to the batch axes that the tensors came with."""
+        """View ``(B, …)`` with the batch axes of the user's tensors."""
         return x if len(self._shape) == 4 else x.reshape(*self.lead, *x.shape[1:])
 
     def key_blocks(self, width: int) -> list[list[Run]]:
-        """The keys of every process in runs that travel together; ``width`` numbers belong to a key and head."""
+        """Cut the keys of every process into blocks; ``width`` is the elements of a key and its value."""
         bytes_per_key = self.k.shape[0] * self.k.shape[1] * width * self.k.itemsize
         most = max(_SHORTEST, _BLOCK_BYTES // max(bytes_per_key, 1) // 64 * 64)
         return [[part for run in runs for part in run.split(most)] for runs in self.key_runs]
@@ -164,7 +164,7 @@ class Shards:
         return dense is None or bool(cut_tensor(dense, queries, keys).any())
 
     def rectangles(self, keys: Run, among: slice | None = None) -> Iterator[tuple[Rectangle, slice]]:
-        """The parts of the problem in which own queries see some of the keys, and where their rows lie in ``q``.
+        """Yield the rectangles in which own queries may attend to some of the keys, and their rows' place in ``q``.
 
         Only rows in ``among``, where that is given.
         """
@@ -172,7 +172,7 @@ class Shards:
             return
         for run, rows in places_of(self.own_queries):
             begin, end = (rows.start, rows.stop) if among is None else (among.start, among.stop)
-            first = run.begin - rows.start  # the position of row 0, were it of this run
+            first = run.begin - rows.start  # position minus row, for the rows of this run
             some = Run(first + max(begin, rows.start), first + min(end, rows.stop))
             seen = self._that_see(some, keys) if some.length > 0 else some
             part = self.rectangle(seen, keys) if seen.length > 0 else None
@@ -186,7 +186,7 @@ class Shards:
         return [slice(a, b) for a, b in pairwise(ends)]
 
     def _that_see(self, queries: Run, keys: Run) -> Run:
-        """The queries from the first to the last one whose spans have some of the keys."""
+        """Return the run from the first to the last query whose spans include some of the keys."""
         if self.lowered.spans is None:
             return queries
         begin, end = self.lowered.spans[:, queries.begin : queries.end].unbind(-1)
@@ -196,7 +196,7 @@ class Shards:
         return Run(queries.begin + int(sees[0]), queries.begin + int(sees[-1]) + 1)
 
     def rectangle(self, queries: Run, keys: Run) -> Rectangle | None:
-        """The part of the problem in a rectangle, or None where nothing is seen there. It has no sink."""
+        """Return a rectangle without its sink, or None where the mask allows nothing in it."""
         allowed = cut_mask(Lowered(self.lowered.spans, self.lowered.mask), queries, keys)
         if allowed is None:
             return None

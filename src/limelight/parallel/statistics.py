@@ -110,7 +110,7 @@ def _known_pass(
 def _returning(
     ring: Any, blocks: KeyValueBlocks, parts: list[KeyPart], own: list[Tensor], dtype: torch.dtype
 ) -> Return:
-    """The way on which sums of keys come back to the process that holds them."""
+    """Make the ``Return`` that sends sums back to the processes that hold the keys."""
     runs = ring.blocks[ring.processes.rank]
 
     def shapes(run: Run) -> list[tuple[list[int], torch.dtype]]:
@@ -127,7 +127,7 @@ def _returning(
 def _outputs(
     shards: Shards, where: Rectangle, rows: slice, k: Tensor, parts: list[Any], known: Normalisers
 ) -> list[tuple[Any, list[Tensor]]]:
-    """The parts that a rectangle has something for, and what the kernels write for each."""
+    """Return the statistics that a rectangle contributes to, and what the kernels write for each."""
     asked = [(x, x.part(where, rows)) for x in parts]
     present = [(x, statistic) for x, statistic in asked if statistic is not None]
     if not present:

@@ -1,4 +1,4 @@
-"""``sequence``: layers and models, which know nothing of processes, on shards of a long text."""
+"""``sequence``: runs ordinary layers and models on shards of a long text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Sequence(nn.Module):
         return self._processes.sum(gradient)
 
     def close(self) -> None:
-        """Leave the gradients of the model's parameters alone from now on."""
+        """Stop summing the gradients of the model's parameters over processes."""
         for hook in self._hooks:
             hook.remove()
 
@@ -124,7 +124,7 @@ class Sequence(nn.Module):
 
 
 class _Global(Mask):
-    """A mask of the whole text, which lowers to the spans of all its queries wherever a part is asked for."""
+    """A mask of the whole text: it lowers to the spans of all queries, whatever sizes it is asked for."""
 
     def __init__(self, mask: Mask, N: int, M: int) -> None:
         self._mask, self._N, self._M = mask, N, M
@@ -141,7 +141,7 @@ class _Global(Mask):
 
 @contextmanager
 def _replaced(module: nn.Module, **methods: Any) -> Iterator[None]:
-    """Put other functions in the place of methods of one object."""
+    """Replace methods of one object inside a ``with`` block."""
     before = {name: vars(module)[name] for name in methods if name in vars(module)}
     vars(module).update(methods)
     try:

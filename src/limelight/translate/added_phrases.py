@@ -16,7 +16,7 @@ _YEARS = ((" in {}", " en {}"), (" since {}", " depuis {}"), (" before {}", " av
 
 
 def add_phrase(pair: Pair, draw: random.Random, names: Names) -> Pair:
-    """A phrase with a number or a name before the full stop of both sides, or an address or a date at the beginning."""
+    """Add a phrase with a number or a name at the end of both sides, or a date or an address at their beginning."""
     source, target = pair
     if not (source.endswith(".") and target.endswith(".")) or len(source.split()) > 12 or "…" in target:
         return pair
@@ -62,7 +62,7 @@ def add_phrase(pair: Pair, draw: random.Random, names: Names) -> Pair:
 
 
 def add_quotes(pair: Pair, draw: random.Random) -> Pair:
-    """Quotation marks around the whole on both sides, straight or French, or a sentence that reports it."""
+    """Put both sides in quotation marks, straight or French, alone or as reported speech."""
     mark = draw.choice((("«\u00a0", "\u00a0»"), ('"', '"')))
     quoted = f'"{pair.source}"', f"{mark[0]}{pair.target}{mark[1]}"
     kind = draw.random()

@@ -1,4 +1,4 @@
-"""More pairs from pairs: other numbers and names, added phrases, quotation marks, and sentences joined to long ones.
+"""Augmentation of training pairs: other numbers and names, added phrases, quotation marks, and joined sentences.
 
 A model that is trained on the pairs alone learns the few numbers and names that occur in them by heart. Here both sides
 of a pair get the same new number or name, so that the only way to be right is to copy it.
@@ -31,16 +31,16 @@ _BETWEEN = (
 class Shares:
     """Shares of the pairs that are changed in an epoch; all between 0 and 1."""
 
-    names: float  # of the pairs with a name on both sides, those that get another one
-    numbers: float  # of the pairs with a number on both sides, those that get another one
-    phrases: float  # of all pairs, those that get a phrase with a number or a name
-    quotes: float  # of all pairs, those that get quotation marks
-    joined: float  # of all pairs, those that are joined with others
-    longest: int  # words of a joined sentence
+    names: float  # share of the pairs with a name on both sides that get another name
+    numbers: float  # share of the pairs with a number on both sides that get another number
+    phrases: float  # share of all pairs that get a phrase with a number or a name
+    quotes: float  # share of all pairs that get quotation marks
+    joined: float  # share of all pairs that are joined with others
+    longest: int  # words of a joined sentence, at most
 
 
 class Augmenter:
-    """Changes pairs at random; what it has learned from the pairs is which words are names."""
+    """Changes pairs at random; from all pairs it knows which words are names."""
 
     def __init__(self, pairs: Sequence[Pair], shares: Shares) -> None:
         self.shares = shares
@@ -52,7 +52,7 @@ class Augmenter:
         self.names = Names(pairs, self.lower[0] | self.lower[1])
 
     def epoch(self, seed: str, part: float = 1.0) -> list[Pair]:
-        """Every pair once, changed or not, joined or not, and those with numbers and names a few times more.
+        """Return every pair once, some changed or joined, and pairs with numbers and names a few times more.
 
         ``part`` is the share of the pairs to draw.
         """
@@ -107,7 +107,7 @@ class Augmenter:
         return [*found, *group]
 
     def join(self, pairs: Sequence[Pair], draw: random.Random) -> Pair:
-        """One sentence from several, with "and" between most of them, or a text of several sentences."""
+        """Join pairs to one sentence, mostly with "and" between them, or to a text of several sentences."""
         if draw.random() < 0.15:
             return Pair(" ".join(p.source for p in pairs), " ".join(p.target for p in pairs))
         source, target = pairs[0]
@@ -119,7 +119,7 @@ class Augmenter:
         return Pair(source, target)
 
     def _continued(self, text: str, side: int) -> str:
-        """A sentence as it stands inside another: with a small letter, unless its first word is a name or I."""
+        """Return a sentence as it stands inside another: with a lower-case first letter, unless that is a name or I."""
         return continued(text, self.lower[side])
 
 

@@ -1,4 +1,4 @@
-"""Numbers, names and quotation marks that a translation must keep: which there are, and which were lost."""
+"""Finds the numbers, names and quotation marks that a translation must keep, and those that it lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from limelight.translate import number_words, ordinals
 from limelight.translate.first_names import read_as_names
 from limelight.translate.numerals import NUMBER, in_french, numbers
 
-WORDS = "words.txt"  # in a model's folder: the English words that it knows, which are no names to copy
+WORDS = "words.txt"  # file in a model's folder: English words that it knows; other words with a capital are names
 
 _WORD = re.compile(r"[^\W\d_]+")
 _WORDS = re.compile(r"[^\W\d_]+(?:[ '-][^\W\d_]+)*")
@@ -35,7 +35,7 @@ _TITLES = frozenset({"mr", "mrs", "ms", "dr", "st", "prof", "jr", "sr"})
 
 
 def names(text: str, known: frozenset[str] | None) -> list[str]:
-    """Words with a capital that are not among the English words that the model has learned, where these are known.
+    """Return the words with a capital that are not among the known English words, if these are given.
 
     >>> names("Yesterday Zelda met Mr. Okonkwo.", frozenset({"yesterday", "met"}))
     ['Zelda', 'Okonkwo']
@@ -52,7 +52,7 @@ def _is_name(word: str, known: frozenset[str] | None, first_names: Sequence[str]
 
 
 def whole_names(text: str, known: frozenset[str] | None) -> list[str]:
-    """The same with names that follow each other as one, and addresses.
+    """Return the names of a text, neighbouring ones joined to one, and addresses.
 
     >>> whole_names("Zelda saw Lily-Rose Okonkwo.", frozenset({"saw"}))
     ['Zelda', 'Lily-Rose Okonkwo']
@@ -77,25 +77,25 @@ def whole_names(text: str, known: frozenset[str] | None) -> list[str]:
 
 
 class Phrase(NamedTuple):
-    """The numbers and names that a translation has to contain, as it is written in French."""
+    """A number or name that a translation has to contain, as it is written in French."""
 
     text: str
     is_number: bool
 
 
 def phrases(text: str, known: frozenset[str] | None) -> list[Phrase]:
-    """All numbers in digits and all names of a sentence."""
+    """Return all numbers in digits and all names of a sentence."""
     found = [Phrase(in_french(number), True) for number in NUMBER.findall(ADDRESS.sub("\n", text))]
     return [*found, *(Phrase(name, False) for name in whole_names(text, known))]
 
 
 def may_write_digits(text: str) -> bool:
-    """Tells whether a sentence has a number in words, which its translation may have in digits."""
+    """Return whether a sentence has a number in words, which its translation may write in digits."""
     return _IN_WORDS.search(text) is not None
 
 
 def changes(source: str, target: str, known: frozenset[str] | None) -> list[str]:
-    """The numbers, names and quotes that a translation does not keep, in words; empty where it keeps everything.
+    """Describe the numbers, names and quotation marks that a translation does not keep; empty if it keeps all.
 
     >>> changes("Zelda paid 5 dollars.", "Elle a payé 50 dollars.", frozenset({"paid"}))
     ['the number 5 became 50', 'the name Zelda is missing']
@@ -117,5 +117,5 @@ def changes(source: str, target: str, known: frozenset[str] | None) -> list[str]
 
 
 def read_words(lines: Iterable[str]) -> frozenset[str]:
-    """English words, one a line."""
+    """Return English words from a text with one word on each line."""
     return frozenset(line.strip() for line in lines if line.strip())

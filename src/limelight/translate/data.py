@@ -21,13 +21,13 @@ class Pair(NamedTuple):
 
 
 def read_pairs(file: str | Path, note: Callable[[str], None] = lambda _: None) -> list[Pair]:
-    """Pairs of a tab-separated file (``.tsv`` or ``.tsv.gz``): a sentence, its translation, and columns without a use.
+    """Read pairs from a tab-separated file (``.tsv`` or ``.tsv.gz``): a sentence, then its translation.
 
-    ``note`` is called with a line on the first of these columns.
+    Further columns are ignored; ``note`` is called with a message about them.
     """
     file = Path(file)
     pairs: list[Pair] = []
-    more: list[str] = []  # third columns
+    more: list[str] = []  # contents of third columns
     packed = file.suffix == ".gz"
     with gzip.open(file, "rt", encoding="utf-8-sig") if packed else file.open(encoding="utf-8-sig") as lines:
         try:
@@ -52,10 +52,10 @@ def read_pairs(file: str | Path, note: Callable[[str], None] = lambda _: None) -
 
 
 def divide(pairs: Sequence[Pair], held_out: int, seed: int) -> tuple[list[Pair], dict[str, list[str]]]:
-    """Pairs to train on, and ``held_out`` sentences with all of their translations to validate on.
+    """Divide pairs into those to train on, and ``held_out`` sentences with all of their translations.
 
-    No sentence of either language is on both sides: a pair whose translation belongs to a sentence that is held out
-    as well is in neither.
+    No sentence of either language is in both parts: a pair that shares its translation with a held-out sentence is in
+    neither.
     """
     sources = sorted({pair.source for pair in pairs})
     if not 0 < held_out < len(sources):
@@ -85,11 +85,11 @@ class Batch(NamedTuple):
 
 Ids = tuple[list[int], list[int]]
 
-_POOL = 64  # batches that are sorted together: enough for even lengths, few enough that no epoch is like another
+_POOL = 64  # batches sorted by length together: enough for little padding, few enough that epochs differ
 
 
 def batches(ids: Sequence[Ids], tokens: int, padding: int, seed: str) -> list[Batch]:
-    """All pairs in a new order, in batches of sentences of like length with about ``tokens`` target tokens each."""
+    """Shuffle pairs into batches of sentences of similar length, with about ``tokens`` target tokens in each."""
     order = random.Random(seed)
     pairs = list(ids)
     order.shuffle(pairs)
@@ -110,7 +110,7 @@ def batches(ids: Sequence[Ids], tokens: int, padding: int, seed: str) -> list[Ba
 
 
 def padded(rows: Iterable[Sequence[int]], padding: int) -> tuple[Tensor, Tensor]:
-    """Ids of unequal length as one tensor, and their lengths."""
+    """Pad rows of ids to one tensor; return it and their lengths."""
     tensors = [torch.tensor(row) for row in rows]
     filled = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=padding)
     return filled, torch.tensor([len(row) for row in tensors])

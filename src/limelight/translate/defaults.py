@@ -9,14 +9,14 @@ from typing import Any
 from limelight.translate.data import Pair
 from limelight.translate.recipe import Recipe
 
-_PIECES = 1.4  # tokens of a word, with the end of the sentence
-_EACH_EPOCH, _UPDATES = 100, 4000  # at least as many updates
+_PIECES = 1.4  # tokens for each word, with the end of the sentence
+_EACH_EPOCH, _UPDATES = 100, 4000  # updates in an epoch and in all, at least
 _MOST_EPOCHS = 100
-_FEW = 20_000  # pairs, below which a model learns hardly more than these
+_FEW = 20_000  # with fewer pairs, a model learns little more than these pairs
 
 
 def choices_for(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Fields of ``Recipe`` that depend on the number of pairs; for 160,000 everyday sentences they are its defaults."""
+    """Return the fields of ``Recipe`` that depend on the number of pairs; its defaults suit 160,000 pairs."""
     usual = Recipe()
     sources = len({pair.source for pair in pairs})
     tokens = _PIECES * sum(len(pair.target.split()) for pair in pairs)
@@ -34,7 +34,7 @@ def choices_for(pairs: Sequence[Pair]) -> dict[str, Any]:
 
 
 def advice_on(pairs: Sequence[Pair]) -> str | None:
-    """A warning where the pairs are too few for a translator; None where they are not."""
+    """Return a warning if the pairs are too few for a translator, or None."""
     if len(pairs) >= _FEW:
         return None
     return (

@@ -64,7 +64,7 @@ def show(
 ) -> None:
     """Print the translation, and the source words that each word was written from; write the page.
 
-    ``own`` is what the model writes, to compare a translation that was given with.
+    ``own`` is the model's own translation, to compare a given one with.
     """
     messages = messages_console()
     for note in translation.notes:
@@ -133,7 +133,7 @@ def _compare(given: Translation, own: Translation) -> None:
 
 
 def _scored(translation: Translation) -> dict[str, Any]:
-    """The probability of a translation: of the whole as a logarithm, and of a token as a geometric mean."""
+    """Return the log-probability of a translation, and the geometric mean of its tokens' probabilities."""
     total = sum(translation.scores)
     return {
         "text": translation.text,
@@ -154,7 +154,7 @@ def _table(one: Alignment, top: int) -> Table:
 
 
 def _spaced(token: str) -> str:
-    """A token as text, with the space before it that ``▁`` stands for."""
+    """Return a token as text, with a space for ``▁``."""
     return token.replace("▁", " ")
 
 
@@ -190,7 +190,7 @@ def _as_dict(translation: Translation, aligned: list[Alignment], top: int) -> di
 def translate_lines(translator: Translator, text: str, beams: int) -> None:
     """Print a line of translation for each line; notes and progress go to the standard error.
 
-    Every part is printed as soon as it is translated, so that an interruption loses nothing of it.
+    Lines are printed as soon as they are translated, so that an interruption loses none of them.
     """
     messages = messages_console()
     say = Lines(messages)
@@ -231,5 +231,5 @@ def translate_typed(
         if line.strip():
             try:
                 show(translator(line, beams=beams), top, None, as_json, save_page)
-            except ValueError as error:  # such as bytes that are no UTF-8
+            except ValueError as error:  # such as bytes that are not UTF-8
                 messages.print(f"note: {error}", style="yellow")

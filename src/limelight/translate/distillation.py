@@ -1,4 +1,4 @@
-"""Teach a translator its own best translations: pairs whose targets come from its beam search.
+"""Distillation: pairs whose targets come from a translator's own beam search, to train it further on.
 
 Of the hypotheses for a sentence, the one that is most like the given translations is kept (Kim & Rush 2016,
 "Sequence-Level Knowledge Distillation", section 3.3). A model that is trained further on these pairs finds without a
@@ -24,16 +24,16 @@ from limelight.nn import Seq2Seq
 from limelight.translate import vocabulary
 from limelight.translate.data import Pair, padded, read_pairs
 
-_LEAST = 40.0  # BLEU of a hypothesis that is kept
+_LEAST = 40.0  # a hypothesis with a lower BLEU is not kept
 _TOGETHER = 16  # batches whose sentences are sorted by length together
 
 
 def own_pairs(
     model: Seq2Seq, tokenizer: Tokenizer, pairs: Sequence[Pair], *, beams: int = 4, batch: int = 64, seed: int = 1
 ) -> Iterator[Pair]:
-    """Sources in random order, with the hypothesis that is most like their translations in ``pairs``.
+    """Yield the sources in random order, each with the hypothesis most similar to its translations in ``pairs``.
 
-    A source whose hypotheses are all unlike its translations is left out.
+    A source without a similar hypothesis is left out.
     """
     import sacrebleu
 

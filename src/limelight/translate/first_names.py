@@ -1,4 +1,4 @@
-"""First names that are English words, too, such as April, Rose and Will, told from the words by their grammar.
+"""Recognises first names that are also English words, such as April, Rose and Will, by their grammar.
 
 >>> read_as_names("Rose met April in April.")
 ['Rose', 'April']
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-# A singular noun that can be counted, a verb or an adjective does not begin a sentence as its subject; a name does.
+# Countable nouns, verbs and adjectives: without an article they do not begin a sentence as its subject, but names do.
 _COUNTED = (
     "Amber Angel Basil Bill Buck Bud Carol Chase Chip Chuck Clay Cliff Colt Cooper Crystal Daisy Dale Dean Dick "
     "Drew Duke Earl Eve Forest Frank Gene Ginger Glen Grant Guy Harry Hazel Heather Holly Hunter Iris Ivy Jack "
@@ -18,7 +18,7 @@ _COUNTED = (
     "Patty Pearl Peg Penny Pierce Piper Poppy Prince Queen Ray Reed Rex Rich Rob Robin Rocky Rose Ruby Rusty "
     "Sandy Scarlet Skip Sterling Stew Sue Taylor Tony Victor Viola Violet Wade Warren Will Woody"
 )
-# These begin sentences as words, too: April is warm. Hope is not enough.
+# Words that begin sentences as a subject, too: April is warm. Hope is not enough.
 _UNCOUNTED = (
     "April August Autumn Art Charity Dawn Destiny Faith Grace Harmony Honor Hope January June March May Mercy "
     "Patience Prudence Spring Summer Winter"
@@ -45,17 +45,17 @@ _ARTICLE = re.compile(r"(?:the|a|an)", re.IGNORECASE)
 
 
 def read_as_names(text: str) -> list[str]:
-    """The words with a capital that the sentence uses as first names."""
+    """Return the words with a capital that the sentence uses as first names."""
     words = _WORDS.findall(text)
     found = (word for n, word in enumerate(words) if word in FIRST_NAMES and _is_name(words, n))
     return list(dict.fromkeys(found))
 
 
 def _is_name(words: list[str], n: int) -> bool:
-    """Tells whether the word stands where only a name can stand."""
+    """Return whether the word stands where only a name can stand."""
     word, following = words[n], words[n + 1] if n + 1 < len(words) else ""
     before = next((words[m] for m in range(n - 1, -1, -1) if words[m] not in "\"'“«("), "")
-    if before and before not in ".!?…":  # a capital that is not due to the place
+    if before and before not in ".!?…":  # inside a sentence, where only names have a capital
         part_of_more = (before[0].isupper() and before != "I") or following[:1].isupper() or following[:1].isdigit()
         as_a_word = _BEFORE_WORDS if word in _AMBIGUOUS else _ARTICLE
         return not part_of_more and following != "first" and not as_a_word.fullmatch(before)

@@ -24,7 +24,7 @@ _FULL = {short: full for full, short in _ELIDED.items()}
 
 
 def clock(hour: str, minutes: str, half: str) -> str:
-    """A time of day; ``half`` is "a.m.", "p.m." or empty.
+    """Write a time of day in French; ``half`` is "a.m.", "p.m." or empty.
 
     >>> clock("3", "45", "p.m.")
     "3 h 45 de l'après-midi"
@@ -38,7 +38,7 @@ def clock(hour: str, minutes: str, half: str) -> str:
 
 
 def put_name(text: str, old: str, new: str) -> str:
-    """A sentence with another name.
+    """Replace a name in a French sentence.
 
     >>> put_name("Le chien de Tom", "Tom", "Anna"), put_name("Le chien d'Anna", "Anna", "Tom")
     ("Le chien d'Anna", 'Le chien de Tom')

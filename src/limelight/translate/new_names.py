@@ -1,4 +1,4 @@
-"""Other names in pairs: recognised on both sides, made up, and put in with the elision that French needs."""
+"""Replaces names in pairs: recognises them on both sides, makes up others, and puts them in with French elision."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Names:
                 self.after.setdefault(padded[n : n + 2], []).append(padded[n + 2])
 
     def shared(self, pair: Pair) -> str | None:
-        """The first word with a capital that stands once in each sentence of the pair and is no common word."""
+        """Return the first word with a capital that both sentences contain once, unless it is a common word."""
         there = Counter(WORD.findall(pair.target))
         here = Counter(WORD.findall(pair.source))
         for word, count in here.items():
@@ -34,7 +34,7 @@ class Names:
         return None
 
     def draw(self, draw: random.Random) -> str:
-        """A name of one or two words that are not ``reserved``."""
+        """Make up a name of one or two words that are not ``reserved``."""
         while True:
             kind = draw.random()
             name = self._word(draw)
@@ -55,7 +55,7 @@ class Names:
                 return word
 
     def _from_letters(self, draw: random.Random) -> str:
-        """Letter by letter, each drawn from those that follow the two before it in some word."""
+        """Make up a word letter by letter, each drawn from those that follow the two before it in real words."""
         text = "^^"
         while len(text) < 14:
             letter = draw.choice(self.after.get(text[-2:], ["$"]))
@@ -95,13 +95,13 @@ def _from_syllables(draw: random.Random) -> str:
 
 
 def replace_name(pair: Pair, old: str, new: str) -> Pair:
-    """Another name on both sides, with the elision that French needs (d'Anna, de Tom).
+    """Replace a name on both sides, with the elision that French needs (d'Anna, de Tom).
 
     >>> replace_name(Pair("Tom's dog", "le chien de Tom"), "Tom", "Anna").target
     "le chien d'Anna"
     """
     if re.search(rf"\b[lL]['’]{old}\b", pair.target):
-        return pair  # a country, with an article
+        return pair  # a country: its article depends on the name
     return Pair(re.sub(rf"\b{old}\b", new, pair.source), put_name(pair.target, old, new))
 
 
@@ -109,7 +109,7 @@ _PRONOUNS = ((re.compile(r"He(?= |'s )"), re.compile(r"Il ")), (re.compile(r"She
 
 
 def name_for_pronoun(pair: Pair, name: str) -> Pair:
-    """A name in place of "He" or "She" at the beginning of both sides."""
+    """Replace "He" or "She" at the beginning of both sides by a name."""
     for here, there in _PRONOUNS:
         first, second = here.match(pair.source), there.match(pair.target)
         if first and second and "?" not in pair.source:

@@ -1,4 +1,4 @@
-"""Other numbers in pairs: digits, hours, dates and prices, each in the writing of both languages.
+"""Replaces numbers in pairs: digits, hours, dates and prices, written as each language writes them.
 
 >>> draw = random.Random(1)
 >>> replace_numbers(Pair("I paid 30 dollars.", "J'ai payé 30 dollars."), draw)
@@ -43,7 +43,7 @@ def unreserved(draw: random.Random, low: int, high: int) -> int:
 
 
 def amount(draw: random.Random) -> tuple[str, str]:
-    """A number in the writing of each language: 45, 1998, 12,500 (12 500), 3.5 (3,5)."""
+    """Draw a number, and return it as English and as French write it: 45, 1998, 12,500 (12 500), 3.5 (3,5)."""
     while True:
         kind = draw.random()
         if kind < 0.45:
@@ -63,7 +63,7 @@ def amount(draw: random.Random) -> tuple[str, str]:
 
 
 def replace_numbers(pair: Pair, draw: random.Random) -> Pair:
-    """Another number for every one that is written alike on both sides: mostly a year for a year, small for small."""
+    """Replace numbers that both sides have in digits, mostly a year by a year and a small number by a small one."""
     source, target = pair
     for old in dict.fromkeys(_DIGITS.findall(source)):
         if source.count(old) != 1 or len(re.findall(rf"(?<!\d){re.escape(old)}(?!\d)", target)) != 1:
@@ -82,7 +82,7 @@ def replace_numbers(pair: Pair, draw: random.Random) -> Pair:
 
 
 def numbers_in_digits(pair: Pair, draw: random.Random) -> Pair:
-    """Digits for a number that stands in words on both sides: three and trois become 47."""
+    """Replace a number that both sides have in words by digits: three and trois become 47."""
     for english, french in _IN_WORDS.items():
         if len(re.findall(rf"\b{english}\b", pair.source)) == 1 == len(re.findall(rf"\b{french}\b", pair.target)):
             text, other = amount(draw) if draw.random() < 0.5 else (str(unreserved(draw, 2, 99)),) * 2

@@ -1,10 +1,10 @@
-"""Numbers in words, such as twelve: which of them a translation has lost."""
+"""Finds numbers in words, such as twelve, that a translation has lost."""
 
 from __future__ import annotations
 
 import re
 
-# What French writes for each: the number, a part of a larger one (seventy-two is soixante-douze), or an hour of the
+# French for each number: the word itself, a part of a larger one (seventy-two is soixante-douze), or an hour of the
 # afternoon (five is dix-sept heures).
 _FRENCH = {
     "two": "deux|douze|second|demi|couple|jumeaux|paire|2",
@@ -42,7 +42,7 @@ _ENGLISH = re.compile(rf"\b({'|'.join(_FRENCH)})s?\b", re.IGNORECASE)
 
 
 def lost(source: str, target: str) -> list[str]:
-    """The numbers in words that a translation has neither in words nor in digits.
+    """Describe the numbers in words that a translation has neither in words nor in digits.
 
     >>> lost("He has two cats and twelve dogs.", "Il a deux chats et un chien.")
     ['twelve is missing']

@@ -13,7 +13,7 @@ _GROUP = re.compile(r"[.,](?=\d{3}(?!\d))")
 
 
 def numbers(text: str) -> Counter[str]:
-    """The numbers in a text, in one writing for both languages, with their counts.
+    """Count the numbers in a text, written in the same way for both languages.
 
     >>> sorted(numbers("12,500 people paid $3.50 at 4:30."))
     ['12500', '3.50', '30', '4']
@@ -25,7 +25,7 @@ def numbers(text: str) -> Counter[str]:
 
 
 def in_french(number: str) -> str:
-    """An English number as it is written in French.
+    """Write an English number as French does.
 
     >>> in_french("12,500"), in_french("3.5"), in_french("1998")
     ('12 500', '3,5', '1998')

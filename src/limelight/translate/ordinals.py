@@ -28,7 +28,7 @@ _IN_WORDS = {
 
 
 def in_french(number: str) -> str:
-    """An ordinal in digits.
+    """Write an ordinal in digits as French does.
 
     >>> in_french("1"), in_french("21")
     ('1er', '21e')
@@ -37,7 +37,7 @@ def in_french(number: str) -> str:
 
 
 def is_day(found: re.Match[str]) -> bool:
-    """Tells whether an ordinal is the day of a date."""
+    """Return whether an ordinal is the day of a date."""
     before, after = found.string[: found.start()], found.string[found.end() :]
     return bool(
         _AFTER_DATE.search(before) or _BEFORE_DATE.match(after) or (_ON_THE.search(before) and _ALONE.match(after))
@@ -45,7 +45,7 @@ def is_day(found: re.Match[str]) -> bool:
 
 
 def lost(source: str, target: str) -> list[str]:
-    """The ordinals and decades that a translation has lost, or of which it has only the number.
+    """Describe the ordinals and decades that a translation lost, or kept as a plain number.
 
     >>> lost("He came 3rd in the 1980s.", "Il vint 3 en 1980.")
     ['the ordinal 3rd became 3', 'the decade 1980s became 1980']
@@ -68,7 +68,7 @@ def _became(number: str, target: str) -> str:
 
 
 def with_decades(source: str, target: str) -> str:
-    """A translation in which the number of a decade stands for a decade, not for a year.
+    """Return a translation in which decades are written as decades and not as years.
 
     >>> with_decades("I was born in the 1980s.", "Je suis né en 1980.")
     'Je suis né dans les années 1980.'

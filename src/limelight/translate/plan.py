@@ -1,4 +1,4 @@
-"""Plans of a translation: the parts of a text that are translated, and what stands around them and is not."""
+"""Plans of a translation: the parts of a text that are translated, and the characters around them that are kept."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from dataclasses import dataclass
 
 from limelight.translate.results import Sentence, Translation
 
-_SHORT = 3  # words of a text that may be a greeting
+_SHORT = 3  # words of a text that may be an exclamation, at most
 _SHOWN = 60  # characters of a text in a note
 
 
 @dataclass(frozen=True)
 class Part:
-    """A sentence to be translated, with what stands around it and is not."""
+    """A sentence to be translated, with the characters before and after it that are kept."""
 
     before: str
     text: str
     after: str
-    bare: bool = False  # the full stop at the end of the text is not its own
-    loud: bool = False  # it was in capitals
-    small: bool = False  # it goes on after a part of the same sentence
+    stop_added: bool = False  # the user's text has no full stop at its end
+    all_caps: bool = False  # the user's text is in capitals
+    continues: bool = False  # an earlier part belongs to the same sentence
 
     @property
     def texts(self) -> list[str]:
-        """The sentence as it may be translated: a greeting without its mark may want an exclamation mark."""
-        if self.bare and len(self.text.split()) <= _SHORT:
+        """The texts to translate: the sentence, and for a short one without a mark also with an exclamation mark."""
+        if self.stop_added and len(self.text.split()) <= _SHORT:
             return [self.text, f"{self.text[:-1]}!"]
         return [self.text] if self.text else []
 
     def chosen(self, found: dict[str, Sentence]) -> Sentence:
-        """The translation that the model finds likelier."""
+        """Return the likeliest translation of ``texts``."""
         return max((found[text] for text in self.texts), key=lambda one: one.likelihood)
 
     def translated(self, found: dict[str, Sentence]) -> str:
-        """With what stands around it."""
+        """Return the translation, with the characters that are kept around it."""
         text = self.chosen(found).text if self.text else ""
-        text = text.rstrip(".!\u00a0\u202f ") if self.bare else text
+        text = text.rstrip(".!\u00a0\u202f ") if self.stop_added else text
         first = re.match(r"[^\W\d_]*", text)
         named = first is not None and first[0] in re.findall(r"[^\W\d_]+", self.text)
-        text = text[:1].lower() + text[1:] if self.small and not named else text
-        return self.before + (text.upper() if self.loud else text) + self.after
+        text = text[:1].lower() + text[1:] if self.continues and not named else text
+        return self.before + (text.upper() if self.all_caps else text) + self.after
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,6 @@ class Plan:
 
 
 def shown(text: str) -> str:
-    """For a note: in quotation marks, short, and with no character that a terminal would obey."""
+    """Return a text for a note: quoted, shortened, and without control characters."""
     text = text.strip()
     return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")

@@ -1,7 +1,7 @@
-"""Quotation marks inside a sentence: translated without them, then put around the words that were read in them.
+"""Quotation marks inside a sentence: it is translated without them, and they are put back with cross-attention.
 
-The model has seen few quotation marks and loses most of them. What it writes for the words inside is where its
-cross-attention looks at them, so that is where the marks belong.
+The model has seen few quotation marks and loses most of them. Cross-attention tells which words of the translation were
+written from the quoted words, and the marks are put around these.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from limelight.lens.report import is_separator
 from limelight.translate.results import Sentence
 
 _QUOTED = re.compile(r'^([^"]*)"([^"]+)"([^"]*)$')
-_LEAST = 0.7  # share of the words between the marks that were read there
+_LEAST = 0.7  # share of the words between the marks that come from quoted words, at least
 
 
 class Quote(NamedTuple):
-    """A sentence without its quotation marks, and where the quoted part begins and ends in it."""
+    """A sentence without its quotation marks, and the begin and end of the quoted part in it."""
 
     text: str
     begin: int
@@ -28,7 +28,7 @@ class Quote(NamedTuple):
 
 
 def without_marks(text: str) -> Quote | None:
-    """The sentence without the one pair of quotation marks that it has inside; None where it has no such pair.
+    """Remove the only pair of quotation marks inside a sentence; None if it does not have exactly one pair.
 
     >>> without_marks('The word "love" is short.')
     Quote(text='The word love is short.', begin=9, end=13)
@@ -43,13 +43,13 @@ def without_marks(text: str) -> Quote | None:
 
 
 def with_marks(quote: Quote, sentence: Sentence) -> str | None:
-    """The translation with quotation marks around what was read in them; None where that is not in one place."""
+    """Put quotation marks around the words that were written from the quote; None if these are scattered."""
     target = sentence.text
     read, written = _places(quote.text, sentence.source_tokens), _places(target, sentence.tokens)
     quoted = [quote.begin <= begin < quote.end for begin, _ in read]
-    looks = _looks(sentence)
+    attended = _most_attended(sentence)
     found = [n for n, (begin, end) in enumerate(written) if target[begin:end].strip("'’")[:1].isalnum()]
-    inside = [n for n in found if quoted[looks[n]]]
+    inside = [n for n in found if quoted[attended[n]]]
     between = [n for n in found if inside and inside[0] <= n <= inside[-1]]
     if not inside or len(between) == len(found) or len(inside) < _LEAST * len(between):
         return None
@@ -58,8 +58,8 @@ def with_marks(quote: Quote, sentence: Sentence) -> str | None:
 
 
 @torch.no_grad()
-def _looks(sentence: Sentence) -> list[int]:
-    """For each written word, the word that all heads of the last layer of cross-attention together look at most."""
+def _most_attended(sentence: Sentence) -> list[int]:
+    """Return, for each written word, the source word with the most cross-attention in the last layer."""
     rows, cols = words(sentence.tokens), words(sentence.source_tokens)
     call = [call for call in sentence.record.log if call.kind == "cross"][-1]
     weights = call.weights[0][:, [tokens[0] for _, tokens in rows]].mean(0)  # (words, tokens)
@@ -68,7 +68,7 @@ def _looks(sentence: Sentence) -> list[int]:
 
 
 def _places(text: str, tokens: list[str]) -> list[tuple[int, int]]:
-    """Where each word of the tokens begins and ends in their text; those that are not in it, such as its end, at -1."""
+    """Return the begin and end of each word in the text; -1 for words that are not in it, such as the end token."""
     places = []
     at = 0
     for word, _ in words(tokens):

@@ -16,7 +16,7 @@ _MAY_BE_ZERO = ("dropout", "label_smoothing", "consistency", "warm_up", "seed", 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings that decide the result besides the pairs: the same recipe on the same pairs gives the same model."""
+    """The settings of a training: the same recipe on the same pairs gives the same model."""
 
     vocabulary: int = 5800
     width: int = 256
@@ -28,24 +28,24 @@ class Recipe:
     label_smoothing: float = 0.1
     consistency: float = 0.0  # weight of the divergence between two passes with different dropout (R-Drop)
     epochs: int = 20
-    part: float = 1.0  # share of the pairs that an epoch has
-    tokens: int = 2500  # of the targets of a batch
-    rate: float = 1e-3  # at its highest, after the warm-up; it falls to 0 as a cosine
+    part: float = 1.0  # share of the pairs in each epoch
+    tokens: int = 2500  # target tokens in a batch
+    rate: float = 1e-3  # peak learning rate, after the warm-up; it falls to 0 along a cosine
     warm_up: int = 1500
-    clip: float = 1.0  # of the gradient's norm
-    average: float = 0.999  # of the parameters: what is validated and kept is their moving average
-    blend: float = 1.0  # share of what was trained in what is kept; the rest are the parameters that it started from
+    clip: float = 1.0  # largest norm of the gradient
+    average: float = 0.999  # decay of the moving average of the parameters, which is validated and kept
+    blend: float = 1.0  # share of the trained parameters in those that are kept; the rest is those at the start
     held_out: int = 1500
-    validated: int = 300  # sentences that BLEU after every epoch is measured on; none of those that are held out
-    patience: int = 5  # epochs without a better BLEU, after which training ends
-    falling: float = 1.0  # share of the training, at its end, in which the rate falls
-    names: float = 0.6  # of the pairs with a name on both sides, those that get another one in an epoch
-    numbers: float = 0.6  # the same of numbers
-    phrases: float = 0.06  # of all pairs, those that get a phrase with a number or a name
-    quotes: float = 0.02  # of all pairs, those that get quotation marks
-    joined: float = 0.45  # of all pairs, those that are joined to long sentences
-    longest: int = 65  # words of a joined sentence
-    bfloat16: bool = False  # matrix products in bfloat16: twice as fast where the processor has them
+    validated: int = 300  # sentences for the BLEU of every epoch, apart from those that are held out
+    patience: int = 5  # training ends after so many epochs without a better BLEU
+    falling: float = 1.0  # share of the training, at its end, during which the rate falls
+    names: float = 0.6  # share of the pairs with a name on both sides that get another name in an epoch
+    numbers: float = 0.6  # the same for numbers
+    phrases: float = 0.06  # share of all pairs that get a phrase with a number or a name
+    quotes: float = 0.02  # share of all pairs that get quotation marks
+    joined: float = 0.45  # share of all pairs that are joined to long sentences
+    longest: int = 65  # words of a joined sentence, at most
+    bfloat16: bool = False  # matrix products in bfloat16: twice as fast on processors with matrix units for it
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Recipe:
         return Shares(**{name: getattr(self, name) for name in _SHARES}, longest=self.longest)
 
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """The configuration of the original Transformer, in the words of Marian's checkpoints."""
+        """Return the configuration of the model, with the names that Marian's checkpoints use."""
         shape: dict[str, Any] = {}
         for stack, depth in (("encoder", self.encoder_layers), ("decoder", self.decoder_layers)):
             shape |= {f"{stack}_layers": depth, f"{stack}_attention_heads": self.heads, f"{stack}_ffn_dim": self.hidden}

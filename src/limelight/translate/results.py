@@ -13,15 +13,15 @@ from limelight.lens.record import Record
 from limelight.lens.recorder import recording
 from limelight.nn import Seq2Seq
 
-_UNSURE = 0.48  # mean probability of a token, below which a translation is doubtful
-_FEW = 0.5  # tokens for each of the source's, below which something must be missing
+_UNSURE = 0.48  # a translation with a lower mean probability of a token is doubtful
+_FEW = 0.5  # a translation with fewer tokens for each source token has left something out
 
 
 @dataclass(frozen=True)
 class Sentence:
     """A sentence and its translation.
 
-    ``changes`` says what of its numbers, names and quotation marks is lost: "the number 5 became 50".
+    ``changes`` lists numbers, names and quotation marks that are lost: "the number 5 became 50".
     ``source_tokens`` and ``tokens`` both end with ``</s>``; ``scores`` are the log-probabilities of ``tokens``, each
     given those before it.
     """
@@ -32,7 +32,7 @@ class Sentence:
     tokens: list[str]
     scores: list[float]
     changes: list[str]
-    _foreign: bool  # made of words that the model does not know
+    _foreign: bool  # most words are unknown to the model
     _model: Seq2Seq = field(repr=False, compare=False)
     _ids: tuple[Tensor, Tensor] = field(repr=False, compare=False)
 
@@ -50,13 +50,13 @@ class Sentence:
 
     @property
     def doubtful(self) -> bool:
-        """True if the model finds its words unlikely, as it does with what is no plain English, or left any out."""
+        """True if the model finds the translation unlikely, or if it is too short to be complete."""
         short = len(self.tokens) < _FEW * len(self.source_tokens)
         return short or self._foreign or self.likelihood < _UNSURE
 
     @property
     def likelihood(self) -> float:
-        """The geometric mean of the probabilities of its tokens."""
+        """The geometric mean of the probabilities of the tokens."""
         return math.exp(sum(self.scores) / len(self.scores))
 
 

@@ -1,8 +1,8 @@
 """Beam search for a translation that contains given phrases, after Post & Vilar (2018).
 
-Hypotheses are sorted by how many tokens of phrases they contain, and each of these groups keeps its own best ones: a
-hypothesis that has begun a phrase, which the model finds unlikely, competes with others that are as far, and not with
-those that leave it out. One ends only when it contains all phrases. Digits are written as part of a phrase only.
+Hypotheses are grouped by the number of tokens of phrases that they contain, and each group keeps its own best ones.
+So a hypothesis that has begun a phrase, which the model finds unlikely, competes only with others that are as far. A
+hypothesis may end only when it contains all phrases. Digits are written only as part of a phrase.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from limelight.nn import Seq2Seq
 from limelight.translate import vocabulary
 from limelight.translate.copying import Phrase
 
-_IN_GROUP = 3  # hypotheses with as many tokens of phrases
+_IN_GROUP = 3  # hypotheses that are kept in each group
 _OPENING = tuple("'’-–—\"«([/$€£#▁")
 
 
 @dataclass(frozen=True)
 class _Goal:
-    """A phrase as tokens: after a space, and right after an apostrophe, a hyphen or a sign."""
+    """The tokens of a phrase, in two forms: after a space, and directly after an apostrophe, a hyphen or a sign."""
 
     ways: tuple[tuple[int, ...], ...]
     is_number: bool
@@ -33,12 +33,12 @@ class _Goal:
 
 @dataclass(frozen=True)
 class _Hypothesis:
-    """Tokens that were written, which goals they contain, and the way through a goal that was begun."""
+    """The tokens written so far, the goals that they contain, and the goal that is being written."""
 
     tokens: tuple[int, ...]
     score: float
     reached: frozenset[int]
-    under_way: tuple[int, int, int] | None = None  # goal, way, tokens of it that were written
+    under_way: tuple[int, int, int] | None = None  # goal, its form, and how many of its tokens are written
     closed: bool = False  # a goal ends here, and no letter or digit may follow directly
     complete: int = 0  # tokens of the goals that it contains
 
@@ -57,16 +57,16 @@ class PhraseSearch:
         pieces = [tokenizer.id_to_token(n) or "" for n in range(tokenizer.get_vocab_size())]
         self.digits = torch.tensor([any(map(str.isdigit, piece)) for piece in pieces])
         self.continues = torch.tensor([piece[:1].isalnum() for piece in pieces])
-        # What a phrase may follow without a space: l', Jean-, «, (, $, but no word, full stop or comma.
+        # Tokens that a phrase may follow without a space: l', Jean-, «, (, $, but not a word, a full stop or a comma.
         self.opens = [piece[-1:] in _OPENING and n != self.start for n, piece in enumerate(pieces)]
 
     @torch.no_grad()
     def __call__(
         self, source: Sequence[int], phrases: Sequence[Phrase], longest: int, digits: bool
     ) -> list[int] | None:
-        """The best tokens found, with the start and the end; None where none was found.
+        """Return the best tokens, with those of start and end, or None if no hypothesis contains all phrases.
 
-        ``digits`` allows others than those of the phrases.
+        ``digits`` allows digits outside of the phrases.
         """
         goals = [self._goal(phrase) for phrase in phrases]
         context = self.model.encode(torch.tensor([list(source)]))
@@ -146,7 +146,7 @@ def _mean(hypothesis: _Hypothesis) -> float:
 
 
 def _kept(found: list[tuple[int, _Hypothesis]]) -> list[tuple[int, _Hypothesis]]:
-    """The best of every group, each text once."""
+    """Return the best hypotheses of every group, each text once."""
     groups: dict[int, list[tuple[int, _Hypothesis]]] = {}
     seen = set()
     for row, h in sorted(found, key=lambda x: (-x[1].score, x[1].under_way is None)):
@@ -158,7 +158,7 @@ def _kept(found: list[tuple[int, _Hypothesis]]) -> list[tuple[int, _Hypothesis]]
 
 
 def _settled(ended: Sequence[_Hypothesis], going: Sequence[_Hypothesis], longest: int) -> bool:
-    """Tells whether no hypothesis that goes on can become better than the best that has ended."""
+    """Return whether no unfinished hypothesis can become better than the best finished one."""
     if not ended:
         return False
     best = max(map(_mean, ended))

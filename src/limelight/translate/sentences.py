@@ -1,4 +1,4 @@
-"""Text into sentences and back, so that nothing between them is lost."""
+"""Splits a text into sentences, and keeps everything between them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-# What stands between two sentences: white space behind a mark and what closes, before something that may begin the next
-# one; a line's or a column's end; an address or a word without end, which is no sentence either. No run of white space
-# is tried from its middle.
+# Text between two sentences: white space after a mark and closing quotes or brackets, before a possible beginning; the
+# end of a line or a column; a URL, an e-mail address or an endless word, which are not translated. The look-behinds
+# keep a run of white space from being tried again from its middle, which would take quadratic time.
 _END = re.compile(
     r"(?<=[.!?…])(?P<closing>[\"'”’»)\]]*)(?P<space>\s+)(?=[\"'“‘«(\[¿¡]*[A-ZÀ-Þ0-9]|[^\w\s])"
     r"|(?P<kept>(?:(?<!\s)\s+|(?<!\S))(?:(?:https?://|www\.)\S+|[^\s@]+@[^\s@]+\.[^\s@]+|[!-~]{41,})(?:\s+|$))"
@@ -17,18 +17,18 @@ _END = re.compile(
 _ABBREVIATION = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|St|Prof|Jr|Sr|vs|etc|e\.g|i\.e|a\.m|p\.m|[A-Z])\.$")
 _NUMBERED = re.compile(r"\b(?:Fig|Figs|No|Nos|Vol|Ch|Sec|Eq|p|pp|approx|ca)\.$", re.IGNORECASE)
 _JOINING = r"(?:so|because|although|though|while|whereas|which|who|when|where|if|unless|until|after|before)"
-# "and", "but" or "or" and what begins a clause more often than it goes on with a list.
+# Words after "and", "but" or "or" that usually begin a clause and do not continue a list.
 _SUBJECT = (
     r"(?:I|you|he|she|it|we|they|there|this|that|these|those|my|your|his|her|its|our|their|the|a|an|no|all|some|every"
     r"|everyone|everybody|nobody|someone|what|who|where|when|why|how|if|please|let|don't|never|do|does|did|can|is|are)"
 )
-# Speech and who speaks, on either side: she asked, "Where?" and "Here," he said.
+# The space between speech and speaker, in either order: she asked, "Where?" and "Here," he said.
 _SPEECH = re.compile(r'(?<=[,:])\s+(?="[^"]+"\W*$)|(?<=[,.!?]")\s+(?=[^\W\d_][^"]*$)')
 _INVERTED = re.compile(
     r"(\w+ed|said|says|asks|thought) ((?:[A-Z]\w*\.? )*[A-Z]\w*|(?:the|a|an|my|your|his|her|our|their) [\w ]+)([.!?]*)"
 )
 _CLAUSE = re.compile(rf",?\s+(?=(?:and|but|or)\s+{_SUBJECT}(?:'\w+)?\s)")
-_LEAST = 3  # words of a clause
+_LEAST = 3  # words of a clause, at least
 _PLACES = (
     re.compile(r"[;:!?…]\s+"),  # a full stop inside a sentence is that of an abbreviation
     re.compile(r",?\s+(?=(?:and|but|or)\s)"),
@@ -39,15 +39,15 @@ _PLACES = (
 
 
 class Piece(NamedTuple):
-    """A sentence, or a part of a long one, and what stands between it and the next one."""
+    """A sentence, or a part of a long one, and the text between it and the next one."""
 
     text: str
     after: str
-    goes_on: bool = False  # another part of the same sentence stands before it
+    continues: bool = False  # an earlier piece belongs to the same sentence
 
 
 def split(text: str, fits: Callable[[str], bool]) -> list[Piece]:
-    r"""The sentences of a text; one that does not fit is cut, at a mark where there is one.
+    r"""Split a text into sentences; one that does not fit is cut, at a mark if it has one.
 
     >>> [piece.text for piece in split("Hello, Mr. Smith. How are you?\nFine.", lambda text: True)]
     ['Hello, Mr. Smith.', 'How are you?', 'Fine.']
@@ -66,16 +66,16 @@ def split(text: str, fits: Callable[[str], bool]) -> list[Piece]:
 
 
 def _speech(piece: Piece) -> list[Piece]:
-    """What is said in quotation marks, and who says it, apart from each other."""
+    """Split a sentence into what is said in quotation marks and who says it."""
     found = _SPEECH.search(piece.text) if piece.text.count('"') == 2 else None
     if found is None:
         return [piece]
     first, second = piece.text[: found.start()], piece.text[found.end() :]
-    return [Piece(first, found[0]), Piece(second, piece.after, goes_on=first.startswith('"'))]
+    return [Piece(first, found[0]), Piece(second, piece.after, continues=first.startswith('"'))]
 
 
 def subject_first(text: str) -> str:
-    """Who speaks before the verb, in the order that the model has learned; other texts as they are.
+    """Put the speaker before the verb, the order that the model has learned; other texts are unchanged.
 
     >>> subject_first("asked Mary."), subject_first("he said.")
     ('Mary asked.', 'he said.')
@@ -90,7 +90,7 @@ def _is_numbered(sentence: str, following: str) -> bool:
 
 
 def _parts(piece: Piece, fits: Callable[[str], bool]) -> list[Piece]:
-    """The clauses of a sentence that does not fit, and halves of those that do not fit either."""
+    """Cut a sentence that does not fit into clauses, and clauses that do not fit into halves."""
     if fits(piece.text):
         return [piece]
     clauses: list[Piece] = []
@@ -99,14 +99,14 @@ def _parts(piece: Piece, fits: Callable[[str], bool]) -> list[Piece]:
         before, after = piece.text[begin : found.start()], piece.text[found.end() :]
         if min(len(before.split()), len(after.split())) >= _LEAST:
             comma = found[0].rstrip()
-            clauses.append(Piece(before + comma, found[0][len(comma) :], piece.goes_on or begin > 0))
+            clauses.append(Piece(before + comma, found[0][len(comma) :], piece.continues or begin > 0))
             begin = found.end()
-    clauses.append(Piece(piece.text[begin:], piece.after, piece.goes_on or begin > 0))
+    clauses.append(Piece(piece.text[begin:], piece.after, piece.continues or begin > 0))
     return [part for clause in clauses for part in _cut(clause, fits)]
 
 
 def _cut(piece: Piece, fits: Callable[[str], bool]) -> list[Piece]:
-    """Cut in halves, as near to the middle as a mark or a conjunction stands, until all fit."""
+    """Cut in halves, at the mark or conjunction nearest to the middle, until all parts fit."""
     if fits(piece.text):
         return [piece]
     text, middle = piece.text, len(piece.text) / 2
@@ -118,6 +118,6 @@ def _cut(piece: Piece, fits: Callable[[str], bool]) -> list[Piece]:
             break
     else:
         begin = end = len(text) // 2
-    first = Piece(text[:begin], text[begin:end], piece.goes_on)
-    second = Piece(text[end:], piece.after, goes_on=not text[:begin].endswith(("!", "?", "…")))
+    first = Piece(text[:begin], text[begin:end], piece.continues)
+    second = Piece(text[end:], piece.after, continues=not text[:begin].endswith(("!", "?", "…")))
     return [*_cut(first, fits), *_cut(second, fits)]

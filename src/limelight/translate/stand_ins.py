@@ -1,7 +1,7 @@
 """Names and numbers that the model knows by heart, in place of those that it does not know.
 
-Where the model does not copy a name or a number, the sentence is translated with another one in its place, which stood
-in so many training pairs that it is always right; then the real one is put back.
+Where the model fails to copy a name or a number, the sentence is translated with a stand-in: a name or number from so
+many training pairs that the model always gets it right. Then the real one is put back.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _CAPITAL = re.compile(r"(?<![^\W\d_])[^\W\d_a-zß-öø-ÿ][^\W\d_]{2,}")
 _WHERE = re.compile(r"(?:\b[Ii]n|\b[Aa]t|\b[Tt]o|\b[Ff]rom|\b[Nn]ear|\b[Vv]isit\w*|\b[Ii]nto|\b[Aa]round) $")
 _ARTICLE = re.compile(r"(?:\b(?:le|la|en|du|au|Le|La|En) |[lL]['’])$")
 _PART = re.compile(r"[A-Z]\w+ $")
-_ENOUGH = 50  # pairs
+_ENOUGH = 50  # pairs with a name, before it may be a stand-in
 _JOINING = {"and": "et", "but": "mais", "or": "ou"}
-_COUNT = 4  # names of each kind
+_COUNT = 4  # stand-ins of each kind
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class StandIns:
 
     people: Sequence[str] = ()
     places: Sequence[str] = ()
-    joining: Mapping[str, str] = field(default_factory=dict)  # and: et
+    joining: Mapping[str, str] = field(default_factory=dict)  # conjunctions with their translation, such as and: et
 
     def variants(self, text: str, names: Sequence[str]) -> Iterator[dict[str, str]]:
-        """Different choices of a known name for each name of a text; none where there are not enough."""
+        """Yield different choices of a stand-in for each name of a text; nothing if there are not enough."""
         placed = [name for name in names if _WHERE.search(text[: text.index(name)])]
         for turned in (False, True):
             chosen: dict[str, str] = {}
@@ -53,7 +53,7 @@ class StandIns:
 
 
 def put_in(text: str, chosen: dict[str, str]) -> str:
-    """An English text with other names."""
+    """Replace the names of an English text by their stand-ins."""
     for name, other in chosen.items():
         if name[0].isdigit():  # an address: at 221 Baker Street becomes in Boston
             text = re.sub(rf"\bat {re.escape(name)}(?!\w)", f"in {other}", text)
@@ -62,7 +62,7 @@ def put_in(text: str, chosen: dict[str, str]) -> str:
 
 
 def put_back(text: str, chosen: dict[str, str]) -> str:
-    """A French text with the names that it ought to have.
+    """Replace the stand-ins in a French text by the real names.
 
     >>> put_back("le chien de Tom", {"Anna": "Tom"})
     "le chien d'Anna"
@@ -89,7 +89,7 @@ _DATE = re.compile(rf"\b([Oo])n ({'|'.join(MONTHS)}) (\d{{1,2}})(?:, (\d{{4}}))?
 
 
 def numbers_put_in(text: str) -> tuple[str, dict[str, str]] | None:
-    """An English text with numbers that the model knows, and what stands for what in French; None where it cannot be.
+    """Replace the numbers of an English text by stand-ins, and return what stands for what in French; or None.
 
     >>> numbers_put_in("I paid $45 in 1998.")
     ('I paid thirty dollars in 2013.', {'trente': '45', '2013': '1998'})
@@ -136,7 +136,7 @@ def numbers_put_in(text: str) -> tuple[str, dict[str, str]] | None:
 
 
 def numbers_put_back(text: str, back: dict[str, str]) -> str:
-    """A French text with the numbers that it ought to have; a number that it does not have once is left."""
+    """Replace the stand-ins in a French text by the real numbers; one that does not occur exactly once is left."""
     for known, number in back.items():
         article = "" if known in dict(_PLACES).values() else "(?:le )?"
         found = list(re.finditer(rf"(?<![\w-]){article}{known}(?![\w-])", text, re.IGNORECASE))
@@ -148,7 +148,7 @@ def numbers_put_back(text: str, back: dict[str, str]) -> str:
 
 
 def learn(pairs: Sequence[Pair]) -> StandIns:
-    """The names that stand alike in both sentences of nearly all pairs that have them, without an article in French."""
+    """Find names that are the same in both sentences of nearly all pairs with them, without an article in French."""
     count, same, placed = Counter[str](), Counter[str](), Counter[str]()
     lower = {word for pair in pairs for word in re.findall(r"\b[a-z]+\b", pair.source)}
     for source, target in pairs:
@@ -157,7 +157,7 @@ def learn(pairs: Sequence[Pair]) -> StandIns:
             count[name] += 1
             placed[name] += _WHERE.search(source[: found.start()]) is not None
             there = re.search(rf"\b{name}\b", target)
-            alone = not _PART.search(source[: found.start()])  # not as in New York
+            alone = not _PART.search(source[: found.start()])  # not a part of a longer name such as New York
             same[name] += alone and there is not None and not _ARTICLE.search(target[: there.start()])
     kept = [
         name for name, n in count.most_common() if n >= _ENOUGH and same[name] > 0.9 * n and name.lower() not in lower
@@ -168,17 +168,17 @@ def learn(pairs: Sequence[Pair]) -> StandIns:
 
 
 def _is_translated(pairs: Sequence[Pair], here: str, there: str) -> bool:
-    """Tells whether most pairs with the one word on the one side have the other one on the other."""
+    """Return whether most pairs with the word ``here`` in the source have ``there`` in the target."""
     found = [re.search(rf"\b{there}\b", pair.target) for pair in pairs if f" {here} " in pair.source]
     return 2 * sum(one is not None for one in found) > len(found) > 0
 
 
 def write(folder: Path, found: StandIns) -> None:
-    """Into the folder of a model."""
+    """Write stand-ins to the folder of a model."""
     (folder / NAMES).write_text(json.dumps(asdict(found), ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> StandIns:
-    """From the folder of a model; empty where it has none."""
+    """Read stand-ins from the folder of a model; empty if it has none."""
     file = folder / NAMES
     return StandIns(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else StandIns()

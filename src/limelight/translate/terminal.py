@@ -33,9 +33,9 @@ def train_with_progress(
     finish: bool = False,
     command: str = "",
 ) -> bool:
-    """Train with a bar, or with lines where the standard error is a file; return whether it came to its end.
+    """Train with a bar, or with lines where the standard error is a file; return whether it was completed.
 
-    ``command`` is what goes on with a training that was stopped.
+    ``command`` is the command that continues a training that was stopped.
     """
     console = messages_console()
     given = read_pairs(pairs, note=lambda text: console.print(printable(f"note: {text}"), style="yellow"))
@@ -72,10 +72,10 @@ def train_with_progress(
 
 
 def _recipe_for(pairs: list[Pair], choices: dict[str, Any], console: Console, *, advise: bool) -> Recipe:
-    """Return the recipe of these choices, with what suits the number of pairs in place of the others; print these."""
+    """Return the recipe of these choices; settings that are not chosen suit the number of pairs, and are printed."""
     chosen = {name: value for name, value in choices_for(pairs).items() if name not in choices}
     recipe = Recipe(**choices, **chosen)
-    split_for_training(pairs, recipe)  # says what is wrong before there is a bar
+    split_for_training(pairs, recipe)  # raises, if it has to, before a progress bar is shown
     if advise and (advice := advice_on(pairs)):
         console.print(f"note: {advice}", style="yellow")
     if chosen:

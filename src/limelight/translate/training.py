@@ -1,4 +1,4 @@
-"""Training of a translator on pairs of sentences, which can be stopped at any moment and goes on where it was."""
+"""Training of a translator on pairs of sentences; it can be stopped at any moment and continued later."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Progress:
     done: int
     batches: int
     loss: float
-    tokens: int  # so far in this run, of both languages
+    tokens: int  # tokens of both languages so far in this run
 
 
 @dataclass
 class _State:
-    """All that an update changes."""
+    """Everything that an update changes."""
 
     model: Seq2Seq
     average: dict[str, Tensor]
     optimizer: torch.optim.Optimizer
-    begun: dict[str, Tensor]  # the parameters at first
+    begun: dict[str, Tensor]  # the parameters at the start
     step: int = 0
     epoch: int = 0
     done: int = 0
@@ -79,19 +79,28 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     save_every: float = 300.0,
 ) -> float:
-    """Trains on ``pairs`` and leaves the model with the best BLEU in ``folder``, in float16; returns that BLEU.
+    """Train on ``pairs``, save the model with the best BLEU in ``folder``, in float16, and return that BLEU.
 
-    BLEU is that of sentences that are not trained on, as they are and changed as the training pairs are; the sentences
-    of ``divide(pairs, recipe.held_out, recipe.seed)`` are not looked at, so that they can be a test.
+    BLEU is measured on sentences that are not trained on, both as they are and augmented as the training pairs are.
+    The sentences of ``divide(pairs, recipe.held_out, recipe.seed)`` are not used at all, so that they can be a test.
+    If ``folder`` holds an interrupted training with the same recipe, it is continued, with the same result as if it
+    had not been interrupted.
 
-    Where ``folder`` holds a training with the same recipe that was interrupted, it goes on to the same result as if it
-    had not been. ``start`` is the folder of a model with the same width to begin with; decoder layers that it does not
-    have are added. ``distilled`` are pairs to train on in place of the given ones, whose sentences they translate
-    otherwise (see ``distillation``); vocabulary and sentences to validate on are still those of ``pairs``. ``finish``
-    trains no further: it leaves the model of a training that was interrupted in an epoch as it is, even where an
-    earlier epoch had a better BLEU. ``watch`` is called after every update, ``scored`` after every epoch, ``resumed``
-    with the number of updates and epochs of a training that goes on. Everything is saved every ``save_every`` seconds,
-    and when ``stop``, called after every update, returns True; then ``Stopped`` is raised.
+    Args:
+        pairs: pairs of sentences.
+        folder: the folder of the model and of the state of its training.
+        recipe: the settings.
+        start: the folder of a model of the same width to begin with; decoder layers that it lacks are added.
+        distilled: pairs to train on in place of ``pairs``: the same sentences with other translations (see
+            ``distillation``). The vocabulary and the sentences to validate on are still those of ``pairs``.
+        finish: save the model of an interrupted training as it is, without further updates, even if an earlier epoch
+            had a better BLEU.
+        watch: called after every update.
+        scored: called after every epoch, with its number and BLEU.
+        resumed: called with the numbers of updates and epochs of a training that is continued.
+        stop: called after every update; if it returns True, everything is saved and ``Stopped`` is raised.
+        save_every: seconds after which everything is saved.
+
     """
     folder = Path(folder)
     _needs_sacrebleu()
@@ -140,7 +149,7 @@ class _Autosave:
 
 
 def split_for_training(pairs: list[Pair], recipe: Recipe) -> tuple[list[Pair], dict[str, list[str]]]:
-    """Pairs to train on, and sentences with their translations to validate on: as they are, and changed."""
+    """Return pairs to train on, and sentences with their translations to validate on: plain and augmented ones."""
     training, _ = divide(pairs, recipe.held_out, recipe.seed)
     training, plain = divide(training, recipe.validated, recipe.seed)
     kept = [Pair(source, target) for source, targets in plain.items() for target in targets]
@@ -167,9 +176,9 @@ def _rest_of_epoch(
 
 
 def _update(state: _State, batch: Batch, recipe: Recipe, share: float) -> float:
-    """One step of Adam, at ``share`` of the whole training."""
+    """Make one step of Adam, after a ``share`` of the whole training."""
     state.model.train()
-    torch.manual_seed(recipe.seed * 1_000_003 + state.step)  # of dropout: a step has its own, whatever came before
+    torch.manual_seed(recipe.seed * 1_000_003 + state.step)  # dropout of a step depends on its number alone
     with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
         loss = loss_of(state.model, batch, recipe.label_smoothing, recipe.consistency)
     state.optimizer.zero_grad(set_to_none=True)
@@ -182,7 +191,7 @@ def _update(state: _State, batch: Batch, recipe: Recipe, share: float) -> float:
         group["lr"] = recipe.rate * min(1.0, warm) * 0.5 * (1 + math.cos(math.pi * fallen))
     state.optimizer.step()
     state.done += 1
-    # The average forgets its beginning faster while it is young.
+    # The average starts with a faster decay, so that it forgets the initial parameters.
     keep = min(recipe.average, (1 + state.step) / (10 + state.step))
     with torch.no_grad():
         torch._foreach_lerp_(list(state.average.values()), list(_parameters(state.model).values()), 1 - keep)
@@ -190,7 +199,7 @@ def _update(state: _State, batch: Batch, recipe: Recipe, share: float) -> float:
 
 
 def loss_of(model: Seq2Seq, batch: Batch, label_smoothing: float = 0.0, consistency: float = 0.0) -> Tensor:
-    """Mean cross-entropy of the target's tokens, each given those before it and the source.
+    """Return the mean cross-entropy of the target's tokens, each given those before it and the source.
 
     ``consistency`` above 0 passes every pair through the model twice, with different dropout, and adds the divergence
     between the two predictions, ``½ KL(p ‖ q) + ½ KL(q ‖ p)`` a token, with this weight (R-Drop, Liang et al. 2021).
@@ -206,7 +215,7 @@ def loss_of(model: Seq2Seq, batch: Batch, label_smoothing: float = 0.0, consiste
 
 
 def _predictions(model: Seq2Seq, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Logits ``(T, V)`` of all real tokens of the targets, and these tokens ``(T,)``."""
+    """Return the logits ``(T, V)`` of all target tokens that are not padding, and these tokens ``(T,)``."""
     config: Any = model.config
     begin = torch.full_like(batch.target[:, :1], config["decoder_start_token_id"])
     before = torch.cat([begin, batch.target[:, :-1]], 1)
@@ -228,7 +237,7 @@ def _needs_sacrebleu() -> None:
 
 
 def bleu(model: Seq2Seq, tokenizer: Tokenizer, references: dict[str, list[str]], beams: int = 1) -> float:
-    """BLEU of the translations of the references' keys, by sacrebleu."""
+    """Translate the keys of ``references``, and return their BLEU by sacrebleu."""
     import sacrebleu
 
     sources = list(references)
@@ -253,7 +262,7 @@ def _translated(model: Seq2Seq, tokenizer: Tokenizer, texts: list[str], beams: i
 
 @contextmanager
 def _averaged(state: _State, blend: float) -> Iterator[None]:
-    """The model with the parameters that are kept: their average, mixed with those that training began with."""
+    """Give the model, inside a ``with`` block, the averaged parameters, blended with those at the start."""
     named = _parameters(state.model)
     trained = {name: x.clone() for name, x in named.items()}
     with torch.no_grad():
@@ -292,7 +301,7 @@ def _check_distilled(distilled: list[Pair], training: list[Pair]) -> None:
 def _begin(
     folder: Path, training: list[Pair], recipe: Recipe, start: Path | None, distilled: list[Pair] | None
 ) -> Tokenizer:
-    """The vocabulary of this training, which must have the recipe of an earlier one in the same folder."""
+    """Prepare the folder and return the vocabulary; raise if the folder holds a training with another recipe."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {**asdict(recipe), "pairs": len(training), "digest of the pairs": _digest(training)}
     if distilled is not None:
@@ -342,7 +351,7 @@ def _restored(folder: Path, recipe: Recipe, tokenizer: Tokenizer, start: Path | 
 
 
 def _save(folder: Path, state: _State) -> None:
-    """All at once: a training that is stopped while it saves still has what it saved before."""
+    """Save the state in one step: a training that is killed while it saves still has what it saved before."""
     tensors = {f"average.{name}": x for name, x in state.average.items()}
     for name, x in state.model.named_parameters():
         tensors[f"model.{name}"] = x.data
@@ -350,6 +359,6 @@ def _save(folder: Path, state: _State) -> None:
     for name in ("step", "epoch", "done"):
         tensors[name] = torch.tensor(getattr(state, name))
     tensors["scores"] = torch.tensor(state.scores, dtype=torch.float64)
-    beside = folder / f"{_STATE}.new"
-    save_file(tensors, beside)
-    os.replace(beside, folder / _STATE)
+    unfinished = folder / f"{_STATE}.new"
+    save_file(tensors, unfinished)
+    os.replace(unfinished, folder / _STATE)

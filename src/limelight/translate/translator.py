@@ -1,4 +1,4 @@
-"""The translator: text in, text out, with what it looked at while it wrote every word."""
+"""The translator: text in, text out, with the attention of every word that it writes."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from limelight.translate.sentences import split, subject_first
 from limelight.translate.stand_ins import StandIns, numbers_put_back, numbers_put_in, put_back, put_in
 from limelight.translate.stand_ins import read as read_stand_ins
 
-_LONGEST = 16  # tokens of a piece: the model that is shipped has learned from short sentences
+_LONGEST = 16  # tokens of a piece, at most: the shipped model has learned from short sentences
 _BATCH = 32
-# What makes a sentence foreign: unknown words or, where the known ones are not listed, more pieces than English has.
+# A sentence is foreign above this share of unknown words or, without a list of known words, tokens for each word.
 _UNKNOWN, _PIECES = 0.34, 2.5
-_LOUD = 4  # letters, from which on capitals are no name
+_ALL_CAPS = 4  # letters; a longer text in capitals is not an abbreviation
 # The model knows straight quotation marks only.
 _QUOTES = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "‚": "'"})
 _BULLET = re.compile(r"\s*(?:[-–—*•]+|\(?\d{1,3}[.)])\s+")
 
 
 class Translator:
-    """``t("The cat is sleeping.").text``: a model and its vocabulary."""
+    """A model with its vocabulary that translates text: ``t("The cat is sleeping.").text``."""
 
     def __init__(
         self,
@@ -59,25 +59,26 @@ class Translator:
         words: frozenset[str] | None = None,
         stand_ins: StandIns | None = None,
     ) -> None:
-        """``words`` are the English words that the model knows: others with a capital are names, which it copies.
+        """Make a translator.
 
-        ``stand_ins`` are names that it knows.
+        ``words`` are the English words that the model knows; other words with a capital are names, which it copies.
+        ``stand_ins`` are names that it knows by heart.
         """
         self.model, self.tokenizer, self.words = model, tokenizer, words
         self.stand_ins = StandIns() if stand_ins is None else stand_ins
         self._search = PhraseSearch(model, tokenizer)
-        tokenizer.encode_special_tokens = True  # "</s>" in a text is a text
+        tokenizer.encode_special_tokens = True  # "</s>" in a text is read as text
         self._unknown = vocabulary.number(tokenizer, vocabulary.UNKNOWN)
         self._padding = vocabulary.number(tokenizer, vocabulary.PADDING)
 
     def __call__(self, text: str, *, beams: int = 4) -> Translation:
-        """The translation of a text of any length; ``beams=1`` takes the likeliest token at every step."""
+        """Translate a text of any length; ``beams=1`` takes the likeliest token at every step."""
         if not isinstance(text, str):
             raise TypeError(f"translate: give a text, not {type(text).__name__}; many are for translate_all")
         return self.translate_all([text], beams=beams)[0]
 
     def translate_all(self, texts: Iterable[str], *, beams: int = 4) -> list[Translation]:
-        """The translation of each text; their sentences are translated in batches."""
+        """Translate each text; their sentences are translated in batches."""
         texts = [texts] if isinstance(texts, str) else list(texts)
         for n, text in enumerate(texts):
             if not isinstance(text, str):
@@ -93,7 +94,7 @@ class Translator:
         return [plan.joined(found) for plan in plans]
 
     def score(self, text: str, target: str) -> Translation:
-        """A translation that is given, ``target``, as one sentence: how likely the model finds each of its tokens.
+        """Score a given translation of a sentence: the result holds the log-probability of each of its tokens.
 
         >>> from limelight import translate
         >>> t = translate.load()
@@ -124,9 +125,9 @@ class Translator:
         pieces = split(text, lambda part: self._length(part) <= _LONGEST)
         for piece, following in zip_longest(pieces, pieces[1:]):
             before, inside, after = self._edges(piece.text)
-            inside = subject_first(inside) if piece.goes_on else inside
-            loud = inside.isupper() and len(inside) > _LOUD  # of which the model has hardly seen any, either
-            inside = inside.capitalize() if loud else inside
+            inside = subject_first(inside) if piece.continues else inside
+            all_caps = inside.isupper() and len(inside) > _ALL_CAPS  # rare in training, so it loses them
+            inside = inside.capitalize() if all_caps else inside
             strange = self._strange(inside)
             foreign = len(strange) > len(inside) / 3
             if foreign or not any(map(str.isalpha, inside)):
@@ -137,28 +138,28 @@ class Translator:
             if strange:
                 letters = shown(" ".join(dict.fromkeys(strange)))
                 notes.append(f"left out, characters that the model does not know: {letters} in {shown(piece.text)}")
-            if piece.goes_on and (joining := inside.split(" ")[0]) in self.stand_ins.joining:
+            if piece.continues and (joining := inside.split(" ")[0]) in self.stand_ins.joining:
                 before += self.stand_ins.joining[joining] + " "
                 inside = inside[len(joining) :].lstrip()
-            # The model has hardly seen a sentence without a capital and a mark, so a part of one is lent them.
+            # Sentences without a capital and a full stop are rare in training, so a part of a sentence gets both.
             inside, mark = _without_comma(inside) if piece.after and inside[-1:] in ",;:" else (inside, "")
-            bare = bool(mark) or inside[-1:].isalnum() or (following is not None and following.goes_on)
-            small = piece.goes_on and inside[:1].islower()
+            stop_added = bool(mark) or inside[-1:].isalnum() or (following is not None and following.continues)
+            lower_case = piece.continues and inside[:1].islower()
             parts.append(
                 Part(
                     before=before,
-                    text=(inside[:1].upper() + inside[1:] if small else inside)
-                    + "." * (bare and inside[-1:] not in ".!?…"),
+                    text=(inside[:1].upper() + inside[1:] if lower_case else inside)
+                    + "." * (stop_added and inside[-1:] not in ".!?…"),
                     after=mark + after + piece.after,
-                    bare=bare,
-                    loud=loud,
-                    small=small or (piece.goes_on and inside.startswith(("I ", "I'"))),
+                    stop_added=stop_added,
+                    all_caps=all_caps,
+                    continues=lower_case or (piece.continues and inside.startswith(("I ", "I'"))),
                 )
             )
         return Plan(parts, notes)
 
     def _length(self, text: str) -> int:
-        """The number of tokens, where a name or a number is as long as one that the model knows."""
+        """Count the tokens of a text; names and numbers count as long as those that the model knows."""
         text = text.capitalize() if text.isupper() else text
         for name in whole_names(text, self.words):
             text = text.replace(name, "Tom")
@@ -166,11 +167,11 @@ class Translator:
         return len(self.tokenizer.encode(known[0] if known else NUMBER.sub("30", text)).ids)
 
     def _strange(self, text: str) -> list[str]:
-        """The characters that the vocabulary has no piece for."""
+        """Return the characters that are not in the vocabulary."""
         return [c for c in text if not c.isspace() and self._unknown in self.tokenizer.encode(c).ids]
 
     def _edges(self, text: str) -> tuple[str, str, str]:
-        """Split a piece into its text and what stands before and after that, untranslated: space, signs, emoji."""
+        """Split a piece into its text, and what is kept before and after it: white space, signs, emoji."""
         bullet = _BULLET.match(text)
         begin, end = bullet.end() if bullet else 0, len(text)
         while begin < end and (text[begin].isspace() or self._strange(text[begin])) and not text[begin].isalpha():
@@ -182,9 +183,9 @@ class Translator:
         return text[:begin], text[begin:end], text[end:]
 
     def _sentences(self, texts: list[str], beams: int) -> list[Sentence]:
-        """The translation of each sentence; a doubtful one is tried once more with a small first letter.
+        """Translate each sentence; try a doubtful one once more with a lower-case first letter.
 
-        Many words have hardly been seen at the beginning of a sentence, where they are made of other pieces.
+        A word with a capital has other tokens, and many words were rare at the beginning of sentences in training.
         """
         found = self._read(texts, beams)
         again = [
@@ -198,7 +199,7 @@ class Translator:
         return found
 
     def _may_be_small(self, text: str) -> bool:
-        """Tells whether the first word is a known one with a capital that it has from its place only."""
+        """Return whether the first word has its capital only because it begins the sentence."""
         first = re.match(r"[^\W\d_]+", text)
         if first is None or first[0] == "I" or first[0] in read_as_names(text):
             return False
@@ -211,7 +212,7 @@ class Translator:
         return [self._sentence(*given) for given in zip(texts, ids, targets, scores, strict=True)]
 
     def _scores(self, ids: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
-        """The log-probability of each token of the targets after the first, and of padding after them."""
+        """Return the log-probability of each token of the targets after the first, and of the padding after them."""
         source, lengths = padded(ids, self._padding)
         target, _ = padded(targets, self._padding)
         with torch.no_grad():
@@ -220,12 +221,12 @@ class Translator:
         return scores
 
     def _ended(self, target: list[int]) -> list[int]:
-        """Tokens up to the one that ends the text."""
+        """Return the tokens up to the one that ends the text."""
         end = vocabulary.number(self.tokenizer, vocabulary.END)
         return target[: target.index(end) + 1] if end in target else target
 
     def _kept(self, text: str, source: list[int], target: list[int], beams: int) -> list[int]:
-        """The translation, or another one where it lost a number or a name and the other one does not."""
+        """Return the translation, or another one that keeps more of the numbers and names."""
         target = self._quoted(text, beams) or target
 
         def lost(ids: list[int]) -> int:
@@ -242,7 +243,7 @@ class Translator:
         return best
 
     def _quoted(self, text: str, beams: int) -> list[int] | None:
-        """A translation without the quotation marks inside a sentence, which are then put where its words are."""
+        """Translate a sentence without the quotation marks inside it, and put them around the words they belong to."""
         quote = without_marks(text)
         if quote is None:
             return None
@@ -253,15 +254,15 @@ class Translator:
         return None if marked is None else self._encoded(target[0], marked)
 
     def _lost(self, text: str, target: list[int]) -> list[str]:
-        """Numbers and names that a translation does not keep."""
+        """Return the numbers and names that a translation does not keep."""
         return [
             change for change in changes(text, self.tokenizer.decode(target), self.words) if change.startswith("the ")
         ]
 
     def _others(self, text: str, source: list[int], beams: int) -> Iterator[list[int]]:
-        """Other translations of a sentence: with names that the model knows by heart, and by a search for phrases."""
+        """Yield other translations of a sentence: with stand-ins for its names, and by a search for phrases."""
         wholes = whole_names(text, self.words)
-        templates = []  # other sentences, and what is to be put back into their translations
+        templates = []  # sentences with stand-ins, and what to put back into their translations
         for chosen in list(self.stand_ins.variants(text, wholes)) if wholes else [{}]:
             named = put_in(text, chosen)
             if numbered := numbers_put_in(named):
@@ -283,12 +284,12 @@ class Translator:
         return self._search(source, wanted, longest=round(1.5 * len(source)) + 8, digits=may_write_digits(text))
 
     def _restored(self, target: list[int], chosen: dict[str, str], numbers: dict[str, str]) -> list[int]:
-        """A translation with the real names and numbers, as tokens."""
+        """Return the tokens of a translation with the real names and numbers in place of stand-ins."""
         text = put_back(numbers_put_back(self.tokenizer.decode(target), numbers), chosen)
         return self._encoded(target[0], text)
 
     def _encoded(self, first: int, text: str) -> list[int]:
-        """A translation as tokens, which begin with ``first``."""
+        """Return the tokens of a translation after the token ``first``."""
         return [first, *vocabulary.encode(self.tokenizer, [text])[0]]
 
     def _generated(self, ids: list[list[int]], beams: int) -> list[list[int]]:

@@ -15,7 +15,7 @@ from limelight.lens.reading import Reading
 from limelight.matrix.statistics.profile import Profile
 from limelight.parallel.survey.sketch import Sketch
 
-RADIUS = 64  # of the profiles by distance
+RADIUS = 64  # distances in a profile, on either side
 _EXAMPLES = 5  # strongest links that are kept of each head
 # Labels of heads whose strongest links are those that a list of links usually leaves out as trivial.
 _TRIVIAL = ("previous token", "next token", "itself", "separator", "sink", "local")
@@ -25,8 +25,8 @@ _AROUND = 6  # tokens that are shown on either side of an example's query and ke
 class Findings:
     """Sums over some documents, for every head of every attention module.
 
-    ``heads`` lists them as ``{"module", "stack", "kind", "layer", "head"}``. Sums of floats are made document by
-    document in order, so that they depend on nothing else.
+    ``heads`` lists them as ``{"module", "stack", "kind", "layer", "head"}``. Floats are summed document by
+    document in their order, so that the sums do not depend on how the work is split.
     """
 
     def __init__(self) -> None:

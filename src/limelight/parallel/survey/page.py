@@ -1,4 +1,4 @@
-"""The result of a survey as one page, which needs nothing beside itself."""
+"""The result of a survey as one HTML page that needs no other file."""
 
 from __future__ import annotations
 

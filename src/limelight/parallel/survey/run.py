@@ -1,8 +1,8 @@
 """A survey of a corpus: its documents are cut into parts, and parts that are finished are kept on disk.
 
 Which documents make a part depends on the corpus alone. Processes take parts in turn, write each to a file of its own
-under another name first, and at the end the first process adds the parts up in their order. So the result does not
-depend on the number of processes, and a survey that was stopped at any moment goes on from the parts that there are.
+under a temporary name first, and at the end the first process adds the parts up in their order. So the result does not
+depend on the number of processes, and a survey that was stopped at any moment continues from the parts that are there.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from limelight.parallel.group import Processes
 from limelight.parallel.survey.documents import Corpus
 from limelight.parallel.survey.measure import Findings
 
-_DOCUMENTS = 8  # in a part
-_PARTS = 1024  # at most
+_DOCUMENTS = 8  # documents in a part, at least
+_PARTS = 1024  # parts, at most
 _SETTINGS, _FOLDER = "settings.json", "parts"
 
 # Called with the number of documents that are done, in all processes as far as it is known, and their number.
@@ -37,7 +37,7 @@ def survey(
     Args:
         model: the folder of a model.
         corpus: the documents.
-        out: the folder for the parts; all processes must see it. A survey that was stopped goes on from there.
+        out: the folder for the parts; all processes must see it. A survey that was stopped continues from there.
         group: the processes that share the work; one process where ``torch.distributed`` is not initialised.
         progress: called after every document.
 
@@ -55,7 +55,7 @@ def survey(
         _measure(model, corpus, out, missing, length, _Counter(out, count, length, progress))
     if processes is not None:
         _wait(processes)
-        if progress is not None:  # the others may have been the last
+        if progress is not None:  # another process may have finished the last document
             progress(count, count)
     return _merge(out, parts) if rank == 0 else None
 

@@ -1,4 +1,4 @@
-"""Sums and histograms of a measure, which add up exactly whatever the order of the documents' processes.
+"""Sums and histograms of a measure, whose parts add up exactly, however documents are divided among processes.
 
 A histogram has fixed bins, so that histograms of parts add up to that of the whole, to the count. Shares (of weight)
 have 1,000 equal bins from 0 to 1; entropies and distances have bins that grow by 1% from 0.01 on. A quantile read from
@@ -49,7 +49,7 @@ class Sketch:
         self.histogram = np.zeros((*shape, BINS), dtype=np.int64)
 
     def add(self, head: int, measure: str, values: np.ndarray) -> None:
-        """Take in values of one measure of one head, in order."""
+        """Add values of one measure of one head, in order."""
         values = np.asarray(values, dtype=np.float64)
         values = values[np.isfinite(values)]
         if not len(values):

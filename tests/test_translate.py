@@ -177,7 +177,7 @@ def test_what_is_no_sentence_is_kept(toy: Path) -> None:
         t.translate_all(["a", 1])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="beams = 0"):
         t("", beams=0)
-    with pytest.raises(ValueError, match="no UTF-8"):
+    with pytest.raises(ValueError, match="not UTF-8"):
         t("caf\udce9")
 
 

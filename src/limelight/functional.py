@@ -1,4 +1,4 @@
-"""The front door: ``attention`` and ``weights`` check their arguments and hand them to a backend."""
+"""The main functions: ``attention`` and ``weights`` check their arguments and hand them to a backend."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def attention_int8(
     bias: Bias | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention to keys and values of an 8-bit cache, which the kernels read as they are."""
+    """Compute attention to keys and values of an 8-bit cache, which the kernels read as they are."""
     return backends.attention_int8(q, k, v, AttentionSpec(mask=mask, bias=bias, scale=scale))
 
 

@@ -29,7 +29,7 @@ class CommandGroup(click.Group):
                 sys.stdout.flush()
         except BrokenPipeError:
             _exit_without_output(1)
-        except UnicodeEncodeError as error:  # of --help, which prints before a command runs
+        except UnicodeEncodeError as error:  # raised by --help, which prints before a command runs
             click.echo(f"Error: {_encoding_error(error)}", err=True)
             sys.exit(1)
         except OSError as error:
@@ -101,7 +101,7 @@ def one_line_errors() -> Iterator[None]:
         raise click.ClickException(_encoding_error(error)) from None
     except OSError as error:
         if error.errno in (errno.EPIPE, errno.ENOSPC) and error.filename is None:
-            raise  # of the standard output
+            raise  # errors of the standard output are handled by the group
         raise click.ClickException(_one_line(error)) from None
     except expected as error:
         raise click.ClickException(_one_line(error)) from None

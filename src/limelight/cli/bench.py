@@ -1,4 +1,4 @@
-"""``limelight bench``: how fast attention is on this machine, beside PyTorch and the peers that are installed."""
+"""``limelight bench``: the speed of attention on this machine, next to PyTorch and the peers that are installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _counts(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> l
     return list(dict.fromkeys(int(word) for word in words))
 
 
-@click.command("bench", short_help="Measure attention on this machine, beside its peers.")
+@click.command("bench", short_help="Measure attention on this machine, next to its peers.")
 @click.option("--quick", is_flag=True, help="Fewer repetitions.")
 @click.option("--threads", multiple=True, callback=_counts, help="Thread counts, such as 1,2; 1 and all unless given.")
 @click.option("--case", default="", help="Only the cases whose name contains this, such as decode or training.")

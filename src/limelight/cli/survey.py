@@ -55,7 +55,7 @@ def command(files: tuple[str, ...], model: str | None, out: str, field: str, who
 
 
 def _name(folder: Path) -> str:
-    """The name of a model: that of its folder, or of the package which carries it as ``model``."""
+    """Return the name of a model: its folder, or the package that carries the folder as ``model``."""
     return folder.parent.name if folder.name == "model" else folder.name
 
 
@@ -67,7 +67,7 @@ def _processes() -> Iterator[int]:
     if not dist.is_torchelastic_launched():
         yield 0
         return
-    dist.init_process_group("gloo", timeout=timedelta(days=7))  # the others may have much more to do
+    dist.init_process_group("gloo", timeout=timedelta(days=7))  # other processes may have much more work
     try:
         yield dist.get_rank()
     finally:
@@ -121,7 +121,7 @@ class _Lines:
         self._first: int | None = None
 
     def __call__(self, done: int, total: int) -> None:
-        """Count documents, of which those of an earlier run took no time in this one."""
+        """Count documents; those of an earlier run do not count for the speed."""
         now = time.monotonic()
         if self._first is None:
             self._first = done - 1

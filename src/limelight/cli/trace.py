@@ -141,7 +141,7 @@ def _trace_matrices(file: TextIO | None, masks: list[Mask], options: dict[str, A
 
 
 def _explained(make: Callable[[], T]) -> T:
-    """Return what a function makes, with its errors as those of the arguments."""
+    """Call a function, and report its errors as errors of the arguments."""
     try:
         return make()
     except (TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ import click
 
 from limelight.cli._shared import F
 
-_INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
+_INTERRUPTED = 130  # exit code of a command that Ctrl-C ended
 _CHOSEN = "chosen for the pairs"
 
 

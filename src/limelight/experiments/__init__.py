@@ -31,7 +31,7 @@ def _module(name: str) -> Any:
 def run(name: str, *, quick: bool = False, seed: int = 0) -> Result:
     """Run an experiment on one thread; ``quick`` uses fewer seeds, shorter texts and shorter trainings.
 
-    One thread is faster for models this small, and gives the same numbers however many there are.
+    One thread is faster for models this small, and results do not depend on the number of cores.
     """
     import torch
 

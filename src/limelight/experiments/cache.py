@@ -36,7 +36,7 @@ a, b = (models.generate(model, ids, cache=cached, max_new_tokens=16, stop=[]) fo
 print(torch.equal(a, b))
 """,
 )
-BEGINNING = 64  # tokens
+BEGINNING = 64  # tokens of the prompt
 CONFIG = {
     "model_type": "gpt2",
     "architectures": ["GPT2LMHeadModel"],
@@ -50,7 +50,7 @@ CONFIG = {
 
 
 def run(quick: bool = False, seed: int = 0) -> Result:
-    """Count projected tokens, compare what is written, and take the ratio of the times."""
+    """Count projected tokens, compare the generated texts, and take the ratio of the times."""
     torch.manual_seed(seed)
     model = models.build(CONFIG).eval()
     ids = torch.randint(0, 256, (1, BEGINNING))

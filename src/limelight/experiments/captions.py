@@ -57,7 +57,7 @@ print([(call.name, call.shape) for call in record.log if call.kind == "cross"])
 )
 WIDTH, HEADS, LAYERS, STEPS, PICTURES = 48, 4, 2, 1800, 8000
 WAVES = 100.0  # base of the sinusoids: the slowest is about as long as the picture
-LOOKS_AT = 5.0  # times chance
+LOOKS_AT = 5.0  # times chance, from which on a word looks at its object
 
 
 class Patches(nn.Module):

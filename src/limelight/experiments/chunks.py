@@ -37,7 +37,9 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     lengths = (2048, 4096, 8192)
     rows: list[dict[str, Any]] = []
     for name, mask in PATTERNS.items():
-        sizes = [2 * n for n in lengths] if name.startswith("local") else list(lengths)  # short ones need too little
+        sizes = (
+            [2 * n for n in lengths] if name.startswith("local") else list(lengths)
+        )  # short ones: too little to measure
         peaks = peak_bytes(attention, sizes, HEADS, WIDTH, mask=mask)
         rows += [{"pattern": name, "tokens": n, "bytes": x} for n, x in zip(sizes, peaks, strict=True)]
     sizes = [2**p for p in range(10, 15 if quick else 16)]
@@ -87,7 +89,7 @@ def _findings(rows: list[dict[str, Any]], reached: list[int], sizes: list[int]) 
 
 
 def draw(result: Result) -> Figure:
-    """Draw memory against the length, beside that of a stored matrix."""
+    """Draw memory against the length, with that of a stored matrix."""
     from limelight.experiments.figures import GREY, lengths_axis, new_figure, series
 
     figure, axis = new_figure(height=3.3)

@@ -164,7 +164,7 @@ def shortest_and_longest_path(y: Tensor, x: Tensor) -> tuple[int, int]:
     shortest: dict[Any, float] = {}
     longest: dict[Any, float] = {}
     waiting: list[tuple[Any, bool]] = [(y.grad_fn, False)]
-    while waiting:  # depth first: an operation is counted once all that it came from is
+    while waiting:  # depth first: an operation is counted once all of its inputs are
         node, inputs_known = waiting.pop()
         before = [other for other, _ in node.next_functions if other is not None]
         if not inputs_known and node not in shortest:

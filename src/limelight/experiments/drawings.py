@@ -46,7 +46,7 @@ def _held_out_pairs() -> Tensor:
 
 
 def never_together(objects: Tensor) -> Tensor:
-    """Tell which pairs ``(…, 2)`` of objects are held out, in any order and at any place.
+    """Return which pairs ``(…, 2)`` of objects are held out, in any order and at any place.
 
     An object is ``4 · colour + shape``. Every object, every two shapes and every two colours are in the training, but
     a red circle and a blue square, for example, are never in one picture.
@@ -92,7 +92,7 @@ def _centres(count: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def _inside(shapes: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
-    """Tell which pixels are inside each object: ``(B, 2, 32, 32)``."""
+    """Return which pixels are inside each object: ``(B, 2, 32, 32)``."""
     pixels = torch.arange(SIZE) + 0.5
     dx = ((pixels - xs[..., None]) / RADIUS)[..., None, :]
     dy = ((pixels - ys[..., None]) / RADIUS)[..., :, None]

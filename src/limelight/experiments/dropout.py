@@ -81,7 +81,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
 
 def _at(p: float, q: torch.Tensor, k: torch.Tensor, A: torch.Tensor, draws: int) -> dict[str, Any]:
     unit = torch.eye(TOKENS)[None]
-    every = torch.stack([attention(q, k, unit, dropout=p) for _ in range(draws)])  # each is what reached the values
+    every = torch.stack([attention(q, k, unit, dropout=p) for _ in range(draws)])  # the weights that reach the values
     kept = every[0] > 0
     mean, spread = mean_and_spread(every.sum(-1).flatten().tolist())
     return {

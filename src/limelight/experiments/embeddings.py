@@ -105,7 +105,7 @@ def first_queries(model: RealModel, E: Tensor) -> Tensor:
 
 
 def _cosines(x: Tensor) -> Tensor:
-    x = normalize(x - x.mean(0), dim=-1)  # what all words share says nothing of their kinds
+    x = normalize(x - x.mean(0), dim=-1)  # the mean over all words does not tell kinds apart
     return x @ x.T
 
 

@@ -34,7 +34,7 @@ print(rank_correlation(weight, effect).mean())
 """,
 )
 CLASSES, WIDTH, TOKENS = 6, 32, 16
-STRENGTHS = (2.0, 1.2, 0.7, 0.4)  # of the tokens that speak for the class; the others are noise
+STRENGTHS = (2.0, 1.2, 0.7, 0.4)  # strength of the tokens that indicate the class; the others are noise
 
 
 class Reader(nn.Module):

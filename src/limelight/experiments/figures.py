@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WIDTH = 5.4  # inches
-# Different in lightness too, and all of them visible on light and on dark.
+# Colours that also differ in lightness, all of them visible on light and on dark.
 COLOURS = ("#d2571b", "#3f7fd9", "#2a9d74", "#8e63c9", "#b8922a", "#cc4f86", "#5b8f2f")
 GREY = "#85808c"
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _INK, _PAPER = ("#1d1b22", "#ebe8ef"), ("#ffffff", "#1a191f")
-# Weights go from the paper to the darkest or brightest; signed numbers leave the paper in two directions.
+# Colour maps begin at the background: weights run to one colour, signed numbers to two.
 _WEIGHTS = (
     ("#ffffff", "#fddec8", "#f49975", "#cc445a", "#781c6d", "#210c3a"),
     ("#1a191f", "#481960", "#a02d6e", "#e75d4a", "#feb260", "#fdf6be"),
@@ -74,7 +74,7 @@ def styled(draw: Callable[[], Figure], *, dark: bool = False) -> Figure:
 
 
 def new_figure(rows: int = 1, cols: int = 1, *, height: float = 3.2) -> tuple[Figure, Any]:
-    """Return a figure of the house's width, ``height`` inches for each row of panels, and its axes."""
+    """Return a figure of the common width, ``height`` inches for each row of panels, and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height * rows), layout=constrained_layout())
@@ -140,7 +140,7 @@ def horizontal_bars(axis: Any, names: Sequence[str], values: Sequence[float], *,
 
 
 def chance_line(axis: Any, value: float, label: str = "chance") -> None:
-    """Mark what guessing gives, across the axis."""
+    """Draw a line at the accuracy of guessing."""
     axis.axhline(value, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)), label=label, zorder=0)
 
 

@@ -1,4 +1,4 @@
-"""Findings: what was measured about a claim, and the rules by which it is judged."""
+"""Findings: measurements about a claim, and the rules that judge them."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Result:
     data: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def json(self) -> str:
-        """Everything as JSON; NaN and infinities become null."""
+        """Return everything as JSON; NaN and infinities become null."""
         return json.dumps(plain(asdict(self)), ensure_ascii=False, indent=2)
 
     def csv(self, table: str) -> str:
-        """One of the tables as CSV."""
+        """Return one of the tables as CSV."""
         rows = self.data[table]
         text = StringIO()
         writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
@@ -69,7 +69,7 @@ class Result:
 
 
 def plain(x: Any) -> Any:
-    """Convert to what JSON can hold: NaN and infinities become None."""
+    """Convert to values that JSON can hold: NaN and infinities become None."""
     if isinstance(x, Mapping):
         return {str(key): plain(value) for key, value in x.items()}
     if isinstance(x, (list, tuple)):
@@ -78,7 +78,7 @@ def plain(x: Any) -> Any:
 
 
 def judge(theirs: float | Sequence[float], measured: float | Sequence[float], within: float, *, same_way: bool) -> str:
-    """Reproduced where every number is within a tolerance, in direction where ``same_way``, corrected otherwise."""
+    """Judge numbers: reproduced within a tolerance, in direction if ``same_way``, corrected otherwise."""
     a, b = ([x] if isinstance(x, (int, float)) else list(x) for x in (theirs, measured))
     if len(a) == len(b) and all(abs(x - y) <= within for x, y in zip(a, b, strict=True)):
         return REPRODUCED
@@ -91,7 +91,7 @@ def holds(condition: bool, *, in_part: bool = False) -> str:
 
 
 def ordered(numbers: Sequence[float], *, rising: bool) -> bool:
-    """Tell if numbers rise, or fall, from each to the next."""
+    """Return whether numbers rise, or fall, from each to the next."""
     return all(b > a if rising else b < a for a, b in pairwise(numbers))
 
 

@@ -34,11 +34,11 @@ print(learn_rule(MARKED, "none", seed=0, steps=60))     # share that is right, b
 print(learn_rule(MARKED, "learned", seed=0, steps=60))
 """,
 )
-VOCABULARY, SEEN, WIDTH, HEADS = 320, 256, 32, 2  # more tokens than dimensions: no map fits those that were seen alone
+VOCABULARY, SEEN, WIDTH, HEADS = 320, 256, 32, 2  # more tokens than dimensions: a linear map cannot memorise them
 LENGTH, LONGER = 16, 32
 MARKED, BEFORE = "the marked token", "the token before"
 RULES = (MARKED, BEFORE)
-LEARNED = 0.9  # share of right answers from which on a rule counts as learned
+LEARNED = 0.9  # a rule counts as learned above this share of right answers
 TESTS = {
     "new": "new texts",
     "unseen": "tokens never seen",

@@ -106,7 +106,7 @@ def _score(model: RealModel, sentences: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _above(row: dict[str, Any]) -> bool:
-    """Tell if a head beats guessing and the best distance by two standard errors."""
+    """Return whether a head beats guessing and the best distance by two standard errors."""
     p = row["accuracy"]
     error = math.sqrt(max(p * (1 - p), 0.25 / row["pairs"]) / row["pairs"])
     return bool(p - 2 * error > max(row["distance"], row["chance"]))
@@ -128,7 +128,7 @@ def _judge(row: dict[str, Any]) -> Finding:
 
 
 def draw(result: Result) -> Figure:
-    """Draw the accuracy of the chosen heads beside guessing and a fixed distance."""
+    """Draw the accuracy of the chosen heads next to guessing and a fixed distance."""
     from limelight.experiments.figures import COLOURS, GREY, bars, legend_below, new_figure
 
     rows = result.data["roles"]

@@ -43,8 +43,8 @@ SIMILARITY = {1: 1.00, 2: 0.12, 4: 0.17, 8: 0.19}
 MEASURES = ("outputs", "weights")
 WIDTHS, LENGTHS = (64, 128, 256), (6, 8, 12, 24)
 ROLES = {"positional": ("previous token", "next token", "local"), "separator": ("separator",)}
-ENOUGH = 0.05  # of all heads, from which on a model counts as having heads of a role
-MOST = 0.5  # of the settings, which have to fit for numbers without a setting to count as reproduced
+ENOUGH = 0.05  # share of all heads above which a model counts as having heads of a role
+MOST = 0.5  # numbers without a setting count as reproduced if this share of the settings fits them
 SENTENCES = (
     "The cat sat on the mat.",
     "She is reading a book in the garden.",
@@ -102,7 +102,7 @@ def _misfit(measure: str, rows: list[dict[str, Any]]) -> float:
 
 
 def _fits(measure: str, rows: list[dict[str, Any]]) -> bool:
-    """Tell if the texts' numbers could be draws: within √2 spreads on average."""
+    """Return whether the texts' numbers could be random draws: within √2 spreads on average."""
     several = zip(rows[1:], list(SIMILARITY.values())[1:], strict=True)
     off = [(row[measure] - x) / row[f"{measure} spread"] for row, x in several]
     return bool(sum(x * x for x in off) / len(off) <= 2 and abs(rows[0][measure] - 1) < 1e-4)
@@ -211,7 +211,7 @@ def _judge_roles(rows: Sequence[dict[str, Any]]) -> Finding:
 
 
 def draw(result: Result) -> Figure:
-    """Draw the similarity of new heads beside the texts', and that of trained heads beside new ones."""
+    """Draw the similarity of new heads with the texts' numbers, and that of trained heads with new ones."""
     from limelight.experiments.figures import COLOURS, GREY, bars, new_figure
 
     figure, (upper, lower) = new_figure(2, 1, height=2.8)

@@ -36,7 +36,7 @@ print(scores(model, *repeated(8, torch.Generator().manual_seed(0))))   # before 
 """,
 )
 VOCABULARY, WIDTH, HEADS, TOKENS = 24, 48, 4, 28
-SHORTEST, LONGEST = 5, 13  # of the segment that is repeated
+SHORTEST, LONGEST = 5, 13  # tokens of the repeated segment
 
 
 def model_of(layers: int) -> LanguageModel:
@@ -75,7 +75,7 @@ def _trained(layers: int, seed: int, steps: int, every: int) -> list[dict[str, A
 
     def batch() -> tuple[tuple[Tensor, ...], Tensor]:
         ids, period = repeated(32, g)
-        known = torch.arange(TOKENS - 1) >= period - 1  # what comes for the first time cannot be known
+        known = torch.arange(TOKENS - 1) >= period - 1  # a token that comes for the first time cannot be predicted
         return (ids[:, :-1],), ids[:, 1:].masked_fill(~known, -100)
 
     rows = [{"layers": layers, "step": 0} | scores(model, test, periods)]

@@ -66,7 +66,7 @@ def _compare(seed: int, width: int = 64, tokens: int = 96) -> tuple[float, float
         slices = layer.out.weight.chunk(HEADS, dim=1)
         summed = sum(heads[:, n] @ W.T for n, W in enumerate(slices)) + layer.out.bias
         off = float((summed - layer(x)).abs().max())
-        heads = (heads - heads.mean(2, keepdim=True))[0].double()  # what all tokens share tells nothing
+        heads = (heads - heads.mean(2, keepdim=True))[0].double()  # the mean over tokens carries no information
         apart = heads.transpose(0, 1).flatten(1)
 
         def lost(joined: Tensor) -> float:
@@ -167,7 +167,7 @@ def _judge_mixing(rows: list[dict[str, Any]], seed: int) -> list[Finding]:
 
 
 def _is_product(a: Tensor, b: Tensor, wanted: Tensor) -> bool:
-    """Tell if a b can be multiplied and is what is wanted."""
+    """Return whether ``a @ b`` exists and equals ``wanted``."""
     return a.shape[-1] == b.shape[0] and torch.allclose(a @ b, wanted, atol=1e-5)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Lesson:
     """The text around the measurements of an experiment.
 
-    ``equation`` is what is asked about, in symbols; ``method`` says what was done, in a few sentences; ``code`` is a
+    ``equation`` is the question in symbols; ``method`` says what was done, in a few sentences; ``code`` is a
     program of about ten lines that runs by itself and shows the same thing.
     """
 

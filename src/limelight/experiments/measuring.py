@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from limelight.experiments.findings import BUSY, CORRECTED, DIRECTION, REPRODUCED
 
-SHORTEST = 0.004  # seconds that one measurement takes at least: faster calls are repeated within it
+SHORTEST = 0.004  # seconds of one measurement, at least; faster calls are repeated within it
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def time_ratio(
 
 
 def _repetitions(f: Callable[[], Any]) -> int:
-    f()  # what only the first call does is not measured
+    f()  # warm-up, which is not measured
     return max(1, math.ceil(SHORTEST / max(_processor_seconds(f, 1), 1e-7)))
 
 
@@ -81,7 +81,7 @@ def _summary(ratios: Sequence[float], spread: float) -> Ratio:
 
 
 def judge_ratio(ratio: Ratio, low: float, high: float, *, same_way: bool) -> str:
-    """Reproduced where the quartiles meet the range, in direction where ``same_way``; no verdict if unsteady."""
+    """Judge a ratio: reproduced if its quartiles meet the range, in direction if ``same_way``; none if unsteady."""
     if not ratio.steady:
         return BUSY
     if ratio.low <= high and ratio.high >= low:
@@ -133,7 +133,7 @@ def _in_new_process(program: str, task: tuple[Any, ...]) -> list[int]:
     if not sys.platform.startswith("linux"):
         raise OSError("memory is read from /proc, which only Linux has")
     command = [sys.executable, "-c", _BEGIN + program]
-    # Freed memory goes back to the system at once, or later calls would use it again unseen.
+    # Freed memory goes back to the system at once; otherwise later calls would reuse it, and the peak would not show.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
     done = subprocess.run(command, input=pickle.dumps(task), capture_output=True, check=True, env=environment)
     return [int(line) for line in done.stdout.split()]
@@ -142,7 +142,7 @@ def _in_new_process(program: str, task: tuple[Any, ...]) -> list[int]:
 def peak_bytes(f: Callable[..., Any], lengths: Sequence[int], heads: int, width: int, **options: Any) -> list[int]:
     """Measure the memory that f(q, k, v, **options) needs beyond its inputs, for each of the rising lengths.
 
-    All are measured in one new process, which keeps what it made.
+    All lengths are measured in one new process, which keeps its results.
     """
     return _in_new_process(_PEAKS, (f, options, tuple(lengths), heads, width, 0))
 

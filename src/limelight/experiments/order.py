@@ -111,7 +111,7 @@ def _acts_on(scheme: Any) -> str:
 
 
 def draw(result: Result) -> Figure:
-    """Draw how far shuffling is noticed under each mask."""
+    """Draw how much shuffling changes the output under each mask."""
     from limelight.experiments.figures import horizontal_bars, new_figure
 
     figure, axis = new_figure(height=2.2)

@@ -46,7 +46,7 @@ TEXTS = (
 
 
 def run(quick: bool = False, seed: int = 0) -> Result:
-    """Change either temperature, and see what it does to the output."""
+    """Change either temperature, and measure the effect on the output."""
     translator = translate.load()
     sentences = [translator(text, beams=1).sentences[0] for text in (TEXTS[:2] if quick else TEXTS)]
     pairs = [
@@ -70,7 +70,7 @@ def _target(translator: translate.Translator, tokens: list[str]) -> Tensor:
 
 @contextmanager
 def attention_temperature(model: nn.Module, t: float) -> Iterator[None]:
-    """Divide the logits of every attention layer of a model by t, for a while."""
+    """Divide the logits of every attention layer of a model by t inside a ``with`` block."""
     layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
     scales = [layer.scale for layer in layers]
     try:

@@ -14,7 +14,7 @@ from limelight.experiments.claims import CLAIMS
 from limelight.experiments.findings import CORRECTED, DIRECTION, EXTRA, JUDGED, REPRODUCED, Finding, Result
 from limelight.experiments.verdicts import corrections, shown, summary, verdicts
 
-# The class of a verdict in the style sheet, and its sign, which is there without colour too.
+# The class of a verdict in the style sheet, and a sign that tells it without colour.
 _SIGNS = {REPRODUCED: ("yes", "✓"), DIRECTION: ("partly", "≈"), CORRECTED: ("no", "✗"), EXTRA: ("extra", "·")}
 
 

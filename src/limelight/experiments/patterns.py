@@ -34,11 +34,11 @@ LOCAL = "local, window 3"
 PATTERNS: dict[str, tuple[Any, float]] = {
     "full": (None, 2.0),
     "causal": (Causal(), 2.0),
-    LOCAL: (Window(1), 1.0),  # itself and a neighbour on either side
+    LOCAL: (Window(1), 1.0),  # the token and a neighbour on either side
 }
 HEADS, WIDTH = 2, 64
 LENGTHS = (128, 256, 512, 1024, 2048)
-WINDOWS = (257, 513, 1025)  # each twice the one before, with the query itself
+WINDOWS = (257, 513, 1025)  # keys of a window: the query and radii that double
 
 
 def run(quick: bool = False, seed: int = 0) -> Result:

@@ -156,7 +156,7 @@ def _by_distance(logits: Tensor) -> Tensor:
 
 
 def _along(logits: Tensor) -> float:
-    """Measure how much logits differ at the same distance, as a share of how much they differ at all."""
+    """Return the variation of logits at the same distance, as a share of their whole variation."""
     within = max(float(logits.diagonal(d).std()) for d in range(-RADIUS, RADIUS + 1))
     return within / float(logits.std())
 

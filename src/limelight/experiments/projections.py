@@ -33,7 +33,7 @@ print((A - A.T).abs().max())   # not 0: each row has its own sum
 """,
 )
 TOKENS, WIDTH = 12, 32
-SPREAD = 1.5  # of the tokens, so that the weights are neither equal nor one-hot
+SPREAD = 1.5  # standard deviation of the tokens, for weights that are neither equal nor one-hot
 
 
 def run(quick: bool = False, seed: int = 0) -> Result:

@@ -83,6 +83,6 @@ def translator() -> RealModel:
 
 
 def real_models() -> list[RealModel]:
-    """Load the real models that are there."""
+    """Load the real models that are installed."""
     found = minilm()
     return [translator()] if found is None else [found, translator()]

@@ -34,7 +34,7 @@ for task in TASKS:
 CLASSES, WIDTH, TOKENS = 7, 48, 8
 TASKS = ("routing", "transforming", "both")
 PARTS = ("attention", "feed-forward", "attention + feed-forward")
-CAN, CANNOT = 0.9, 0.6  # shares of right answers
+CAN, CANNOT = 0.9, 0.6  # a part can do a task above the first share of right answers, and cannot below the second
 
 
 class Net(nn.Module):

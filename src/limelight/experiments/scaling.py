@@ -55,7 +55,7 @@ ENTROPIES = {
 RANGES = {16: 8, 64: 16, 256: 32, 512: 45}
 LOGITS, PRINTED = (25.3, 2.1, -18.7, 31.2), ((0.003, 0.0, 0.0, 0.997), (0.21, 0.11, 0.01, 0.47))
 BOTH = ("unscaled", "scaled")
-VALUES = 16  # the width of the values, which is not what is asked about
+VALUES = 16  # width of the values, which the claims do not depend on
 
 
 def run(quick: bool = False, seed: int = 0) -> Result:
@@ -187,7 +187,7 @@ def _deviation(row: dict[str, Any], name: str) -> float:
 
 
 def _fits(rows: list[dict[str, Any]], name: str) -> bool:
-    """Tell if the texts' entropies could be draws: within √2 spreads on average, and 3 at most."""
+    """Return whether the texts' entropies could be random draws: within √2 spreads on average, and 3 at most."""
     off = [_deviation(row, name) for row in rows if row["width"] in ENTROPIES]
     return sum(x * x for x in off) / len(off) <= 2 and max(map(abs, off)) <= 3
 

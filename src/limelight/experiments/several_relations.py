@@ -32,8 +32,8 @@ for heads in (1, 4):
 )
 CLASSES, WIDTH, TOKENS, MARKS = 16, 48, 12, 3
 HEADS = (1, 2, 4, 8)
-ENOUGH = 0.9  # share of right answers
-SEVERAL = 4  # heads that are judged: at least one for each relation
+ENOUGH = 0.9  # share of right answers above which a layer has learned the relations
+SEVERAL = 4  # number of heads that is judged: at least one for each relation
 
 
 class Reader(nn.Module):

@@ -105,7 +105,7 @@ def _trained(has_sink: bool, seed: int, steps: int) -> list[dict[str, Any]]:
     torch.manual_seed(seed)
     g = torch.Generator().manual_seed(seed)
     table = torch.randint(0, WORDS, (WORDS + 1, 3), generator=g)
-    table[TRIGGERS:WORDS:4, 0] = torch.arange(len(table[TRIGGERS:WORDS:4])) % TRIGGERS  # triggers come often enough
+    table[TRIGGERS:WORDS:4, 0] = torch.arange(len(table[TRIGGERS:WORDS:4])) % TRIGGERS  # so that triggers are frequent
     model = Model(has_sink)
 
     def batch() -> tuple[tuple[Tensor, ...], Tensor]:
@@ -116,7 +116,7 @@ def _trained(has_sink: bool, seed: int, steps: int) -> list[dict[str, Any]]:
 
     losses = fit(model, batch, steps=steps, rate=3e-3)
     ids = texts(64, table, g)[:, :-1]
-    idle = ids[:, 8:] >= TRIGGERS  # queries that need no attention, where there are others to look at
+    idle = ids[:, 8:] >= TRIGGERS  # queries that need no attention, at positions with enough keys
     rows = []
     with torch.no_grad():
         x = model.embed(ids)

@@ -14,8 +14,8 @@ from limelight.positions import Positions
 class MarkedTexts:
     """Texts in which some tokens carry marks, drawn from one seed.
 
-    A token is a fixed random vector of its class, and a mark is another that is added to it; so nothing about them has
-    to be learned but what to do with them.
+    A token is a fixed random vector of its class, and a mark is another that is added to it; so a
+    model has to learn only what to do with them.
     """
 
     def __init__(self, classes: int, width: int, *, marks: int = 1, seed: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Attention that stores its weights, to compare with."""
+"""Attention that stores its weights, for comparison."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ print((y / total - ll.attention(q, k, v)).abs().max())
 )
 HEADS, WIDTH = 4, 64
 LENGTHS = {"streaming": (2048, 4096, 8192), "stored": (1024, 2048, 4096)}  # 8192 stored would take 2 GiB
-JUDGED_LENGTH = 2048  # the middle one
+JUDGED_LENGTH = 2048  # tokens
 WAYS: dict[str, Callable[..., Tensor]] = {"streaming": attention, "stored": stored_attention}
 
 

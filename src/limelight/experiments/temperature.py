@@ -34,14 +34,14 @@ for t in (0.1, 0.5, 1.0, 2.0, 5.0):
 )
 GRID = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0)
 KEYS, SPREADS, WIDTH = (4, 10, 20, 50, 200), (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0), 64
-# The texts' word, its temperatures, and the share of the largest entropy that deserves the word.
+# A word of the texts, its temperatures, and the range of entropy (as a share of the largest) that fits the word.
 BANDS: dict[str, tuple[tuple[float, ...], tuple[float, float]]] = {
     "almost one-hot": ((0.1, 0.2, 0.3, 0.5), (0.0, 0.2)),
     "sharp": ((0.5, 0.7), (0.0, 0.7)),
     "softer": ((1.5, 2.0), (0.7, 1.0)),
     "nearly uniform": ((2.5, 3.0, 5.0, 10.0), (0.95, 1.0)),
 }
-MOST = 0.5  # of the settings, which a word has to fit to count as reproduced
+MOST = 0.5  # a word counts as reproduced if it fits this share of the settings
 
 
 def run(quick: bool = False, seed: int = 0) -> Result:
@@ -84,13 +84,13 @@ def _finding(word: str, best: list[dict[str, Any]], settings: list[list[dict[str
 
 
 def _fits(rows: list[dict[str, Any]], word: str) -> list[bool]:
-    """Tell for each temperature of a word if the weights deserve it."""
+    """Return, for each temperature of a word, whether the weights fit the word."""
     temperatures, (low, high) = BANDS[word]
     return [low <= row["share"] <= high for row in rows if row["temperature"] in temperatures]
 
 
 def _share_that_fits(rows: list[dict[str, Any]]) -> float:
-    """Return the share of temperatures that deserve their word, each word counting the same."""
+    """Return the share of temperatures that fit their word, a mean over words."""
     words = [_fits(rows, word) for word in BANDS]
     return sum(sum(fits) / len(fits) for fits in words) / len(words)
 

@@ -35,7 +35,7 @@ def fit(model: nn.Module, batch: Batch, *, steps: int, rate: float = 3e-3, one_c
 
 @torch.no_grad()
 def accuracy(model: nn.Module, batch: Batch) -> float:
-    """Return the share of the scored targets that the likeliest class meets."""
+    """Return the share of scored targets that are the likeliest class."""
     inputs, target = batch()
     right = (model(*inputs).argmax(-1) == target)[target >= 0]
     return float(right.float().mean())

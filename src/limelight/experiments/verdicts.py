@@ -44,7 +44,7 @@ def summary(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def corrections(results: Iterable[Result]) -> list[tuple[int, str, Result]]:
-    """Return what is wrong: each corrected claim, what is right (from its first such finding), and the experiment."""
+    """Return each corrected claim, what is right (from its first such finding), and the experiment."""
     found: dict[int, tuple[int, str, Result]] = {}
     for result in results:
         for f in result.findings:
@@ -55,7 +55,7 @@ def corrections(results: Iterable[Result]) -> list[tuple[int, str, Result]]:
 
 
 def shown(x: Any) -> str:
-    """Format a number, a list or a word for a table; nothing is a dash."""
+    """Format a number, a list or a word for a table; None becomes a dash."""
     if x is None:
         return "–"
     if isinstance(x, dict):

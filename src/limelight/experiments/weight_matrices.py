@@ -1,4 +1,4 @@
-"""A weight matrix as a function, and where its rules stand: claim 34."""
+"""A weight matrix as a function, and which of its numbers hold a rule: claim 34."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ANGLE = math.radians(45)
 
 def run(quick: bool = False, seed: int = 0) -> Result:
     """Take a matrix apart, find its rules, and learn a rotation."""
-    asked, about_words = _find_words()  # before the seed: loading a model draws numbers
+    asked, about_words = _find_words()  # before the seed, because loading a model draws random numbers
     torch.manual_seed(seed)
     layer = MultiHeadAttention(INPUTS, 1, head_width=OUTPUTS, bias=False)
     W = layer.query.weight.detach().T  # (inputs, outputs), as x @ W has it

@@ -86,7 +86,7 @@ def learn(seed: int, steps: int) -> AttentionOnly:
 
 
 def _known(period: Tensor) -> Tensor:
-    """Return at which tokens the next one can be known: from the second time on."""
+    """Return True for tokens whose successor can be predicted: from the second time on."""
     return torch.arange(TOKENS - 1) >= period - 1
 
 

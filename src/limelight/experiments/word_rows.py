@@ -97,7 +97,7 @@ def _judge(name: str, heads: Tensor, mean: Tensor) -> list[Finding]:
 
 
 def draw(result: Result) -> Figure:
-    """Draw the mean row of sat of each model beside the printed one."""
+    """Draw the mean row of sat of each model next to the printed one."""
     from limelight.experiments.figures import COLOURS, GREY, bars, legend_below, new_figure
 
     figure, axis = new_figure(height=3.0)

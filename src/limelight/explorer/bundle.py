@@ -1,6 +1,6 @@
-"""The page's modules as one: a saved page cannot import files, and a notebook's widget takes a single module.
+"""Bundles the page's modules into one: a saved page cannot import files, and a notebook's widget is one module.
 
-The modules keep to a few forms, which are all that is understood here: ``import { a, b } from "./x.js";`` and
+Only these forms are understood, and the modules use no others: ``import { a, b } from "./x.js";`` and
 ``import * as x from "./x.js";`` on a line of their own, and ``export`` before ``function``, ``class`` and ``const``.
 Each module becomes a function that returns what it exports, in the order in which they need each other.
 """

@@ -13,14 +13,14 @@ from limelight.explorer.tiles import SIDE, Allowed, Floats, Rectangle, base_leve
 from limelight.matrix.base import Weights
 from limelight.matrix.lazy import LazyWeights
 
-SMALL = 2**22  # weights, over which a pass takes no noticeable time
+SMALL = 2**22  # a pass over so many weights takes no noticeable time
 _REACH = 64  # tokens to either side that the profile by distance shows
 _LISTED = 8  # strongest keys of a query, and queries of a key
 
 
 @dataclass(frozen=True)
 class Head:
-    """One head of one batch element: what the page asks about it."""
+    """One head of one batch element, with the answers to the page's questions about it."""
 
     A: Weights  # (1, 1, N, M)
     allowed: Allowed
@@ -33,7 +33,7 @@ class Head:
         return self.A.shape[-2], self.A.shape[-1]
 
     def is_ready(self, level: int, reduce: str) -> bool:
-        """Tell whether a tile of this level can be had without a pass over a large matrix."""
+        """Return whether a tile of this level needs no pass over a large matrix."""
         N, M = self.size
         if N * M <= SMALL:
             return True

@@ -12,12 +12,12 @@ _thread = local()
 
 
 def in_background() -> None:
-    """Mark this thread as one of the background: others do not wait for what it computes."""
+    """Mark this thread as a background thread: others do not wait for its results."""
     _thread.background = True
 
 
 class Memory:
-    """A cache of arrays that several threads share; what was used least recently goes first.
+    """A cache of arrays that several threads share; the least recently used is dropped first.
 
     >>> memory = Memory(limit=100)
     >>> memory.get("a", lambda: b"12345"), memory.get("a", lambda: b"other")
@@ -28,16 +28,16 @@ class Memory:
         self.limit = limit  # bytes
         self.held = 0
         self._found: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
-        self._under_way: dict[Hashable, tuple[Future[Any], bool]] = {}  # and whether the background makes it
+        self._under_way: dict[Hashable, tuple[Future[Any], bool]] = {}  # being made; True by the background
         self._lock = Lock()
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._found
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what is kept under a key, or make it; a second thread that asks for it waits for the first.
+        """Return the value of a key, or make it; a second thread that asks for it waits for the first.
 
-        What the background is making is made again for others: its threads may have to wait for long.
+        A value that a background thread is making is made again for others, because such a thread may be slow.
         """
         background = getattr(_thread, "background", False)
         with self._lock:

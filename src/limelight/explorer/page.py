@@ -1,4 +1,4 @@
-"""The explorer as one file, with what can be held of every head inside."""
+"""The explorer as one file that holds every head, pooled where the matrices are large."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from limelight.lens.reading import Reading
 from limelight.matrix.base import Weights
 from limelight.matrix.grid import Grid
 
-_LIMIT = 10 * 10**6  # bytes of a file
+_LIMIT = 10 * 10**6  # bytes of a file, at most
 _SIDES = (1024, 512, 256, 128, 64, 32, 16)  # cells of a head, at most, along its longer side
 _MASKED = 65535
-_BYTES = 2 * 4 / 3  # of a cell: 16 bits in base64
-_PREDICTED = 256  # tokens of a text, its last ones, after which a file says what is expected
+_BYTES = 2 * 4 / 3  # bytes of a cell: 16 bits in base64
+_PREDICTED = 256  # last tokens of a text whose predictions are in the file
 _DESCRIBED = 800  # bytes of a head's measures and names, at most
 
 
@@ -92,7 +92,7 @@ def page(
 
 
 def _fitting(subject: Subject, room: int) -> tuple[int, bool]:
-    """Return how many cells a side may have, and whether there is room for the max of each beside its mean."""
+    """Return how many cells a side may have, and whether both mean and max of each cell fit into the file."""
     for side in _SIDES:
         for both in (True, False):
             total = 0.0
@@ -110,7 +110,7 @@ def _fitting(subject: Subject, room: int) -> tuple[int, bool]:
 
 
 def _next_tokens(subject: Subject, about: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """Return what each text's decoder expects after its last tokens, and tell its calls where to find it."""
+    """Return the predictions after the last tokens of each decoder's text, and add their place to its calls."""
     found = list({id(m.next_tokens): m.next_tokens for m in subject.matrices if m.next_tokens is not None}.values())
     firsts = [max(one.first, one.end - _PREDICTED) for one in found]
     for m, call in zip(subject.matrices, about["calls"], strict=True):
@@ -165,7 +165,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json(data: Any) -> str:
-    """Return JSON in which nothing can end or begin a script."""
+    """Return JSON without character sequences that begin or end a script in HTML."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 

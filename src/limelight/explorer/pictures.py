@@ -1,4 +1,4 @@
-"""Pictures of a subject: how queries and keys lie on them, and the words of the texts beside them."""
+"""Pictures of a subject: the places of queries and keys on them, and the words of captions and prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from limelight.viz.notebook import encode_png
 if TYPE_CHECKING:
     from limelight.explorer.subject import Matrix
 
-_SIDE = 512  # pixels of a side that a page is given, at most
+_SIDE = 512  # pixels of a side in a page, at most
 
 
 def pictures_of(image: Any) -> list[Pixels]:
@@ -59,19 +59,19 @@ def described_grid(grid: Grid | None) -> dict[str, int] | None:
 
 
 def words_of(calls: Sequence[dict[str, Any]], texts: Sequence[Sequence[str]]) -> dict[int, list[tuple[str, list[int]]]]:
-    """Return the words, with the positions of their pieces, of the texts that stand beside a picture, by text."""
-    beside = {
+    """Return the words of texts that attend to a picture, with the positions of their pieces, by text."""
+    with_picture = {
         text
         for call in calls
         for side, grid in enumerate(call["grids"])
         for text in (pair[side] for pair in call["texts"])
         if grid is None and call["grids"][1 - side] is not None and text is not None
     }
-    return {text: pieces_of_words(texts[text]) for text in sorted(beside)}
+    return {text: pieces_of_words(texts[text]) for text in sorted(with_picture)}
 
 
 def data_url(pixels: Pixels) -> str:
-    """Return a picture as an address that holds it, made smaller where it is large."""
+    """Return a picture as a data URL, made smaller where it is large."""
     scale = _SIDE / max(pixels.shape[:2])
     if scale < 1:
         size = [max(1, round(n * scale)) for n in pixels.shape[:2]]

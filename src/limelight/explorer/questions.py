@@ -25,7 +25,7 @@ QUICK, SLOW, BACKGROUND = "quick", "slow", "background"  # lanes: see limelight.
 
 
 class RefusedError(ValueError):
-    """A question that cannot be answered as it was asked; the message is for the one who asked."""
+    """Raised for a question with wrong arguments; the message is shown to the user."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Answer:
         return [np.ascontiguousarray(x, x.dtype.newbyteorder("<")).tobytes() for x in self.arrays.values()]
 
     def packed(self) -> bytes:
-        """Return all of it: the length of the head in 4 bytes, the head as JSON, padding to 8 bytes, the arrays."""
+        """Return the answer as bytes: length of the head (4 bytes), head as JSON, padding to 8 bytes, arrays."""
         head = json.dumps(self.head(), ensure_ascii=False, allow_nan=False).encode()
         head += b" " * (-(len(head) + 4) % 8)
         return len(head).to_bytes(4, "little") + head + b"".join(self.buffers())
@@ -94,7 +94,7 @@ class Arguments:
         return value
 
     def has(self, name: str) -> bool:
-        """Tell whether an argument is there."""
+        """Return whether an argument is given."""
         return self._given.get(name) is not None
 
     def matrix(self, subject: Subject) -> Matrix:

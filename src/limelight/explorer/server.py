@@ -1,9 +1,9 @@
-"""The local server: the page's files, and its questions, for whoever holds the token.
+"""The local server: the page's files and answers to its questions, for visitors with the token.
 
 The address that is printed carries a random token; the first visit exchanges it for a cookie and strips it from the
-address. Hosts other than this machine's names are refused (a page elsewhere could have its name resolved to
-127.0.0.1), nothing is loaded from anywhere else, and every question checks its arguments. Kernels run in threads: a
-question that passes over a whole matrix waits for others of its kind only.
+address. Hosts other than this machine's names are refused (a foreign page could let its own name resolve to
+127.0.0.1), nothing is loaded from anywhere else, and every question checks its arguments. Kernels run in threads,
+and questions that pass over a whole matrix have a lane of their own, so that quick ones do not wait for them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from limelight.explorer.subject import Subject
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_LARGEST = 2**20  # bytes of a request
+_LARGEST = 2**20  # bytes of a request, at most
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
@@ -52,9 +52,9 @@ def app(
 
     Args:
         subject: what is explored.
-        token: what a visitor must know.
-        port: where it listens; the cookie's name carries it, so that two explorers do not mix theirs.
-        hosts: names that it may be reached by, beside those of this machine.
+        token: the secret that a visitor must bring.
+        port: the port that it listens on; it is part of the cookie's name, so that two explorers do not share one.
+        hosts: names by which it may be reached, in addition to those of this machine.
         workers: the threads that answer questions; its own unless given.
 
     """
@@ -93,7 +93,7 @@ class _Service:
         return self._limits[lane]
 
     async def answer(self, request: Request) -> Response:
-        """Answer one question; a visitor who has left meanwhile costs nothing more."""
+        """Answer one question; stop if the visitor has left."""
         question = QUESTIONS.get(request.path_params["name"])
         if question is None:
             return JSONResponse({"error": "there is no such question"}, 404)
@@ -137,7 +137,7 @@ async def _body(request: Request) -> bytes:
 
 
 class _Guard:
-    """Lets visitors in who come to the right host with the token, and puts the headers on every answer."""
+    """Admits visitors with the right host and token, and adds the security headers to every answer."""
 
     def __init__(self, inner: ASGIApp, token: str, cookie: str, hosts: set[str]) -> None:
         self.inner, self.token, self.cookie, self.hosts = inner, token, cookie, hosts
@@ -157,7 +157,7 @@ class _Guard:
         await (refused or self.inner)(scope, receive, with_headers)
 
     def _refuse(self, request: Request) -> Response | None:
-        """Return why a request is not let in, or the redirect that lets it in; None where it may pass."""
+        """Return an error, or the redirect that sets the cookie; None if the request may pass."""
         if _hostname(request.headers.get("host", "")) not in self.hosts:
             return JSONResponse({"error": "this host is not served here"}, 421)
         given = request.query_params.get("token")
@@ -179,7 +179,7 @@ class _Guard:
 
 
 def _hostname(host: str) -> str:
-    """Return the host without its port, which may be another where a tunnel leads here."""
+    """Return the host without its port, which differs behind a tunnel."""
     if host.startswith("["):
         return host.partition("]")[0] + "]"
     return host.partition(":")[0].lower()

@@ -83,7 +83,7 @@ class Explorer:
             server_header=False,
         )
         self._server = uvicorn.Server(config)
-        self._server.install_signal_handlers = lambda: None  # of older versions; Ctrl-C belongs to the caller
+        self._server.install_signal_handlers = lambda: None  # in older uvicorn; Ctrl-C belongs to the caller
         self._thread = Thread(target=self._serve, name="limelight-explorer", daemon=True)
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
@@ -98,7 +98,7 @@ class Explorer:
 
     @property
     def url(self) -> str:
-        """The address that opens the page; whoever has it can read what is explored."""
+        """The address that opens the page; it contains the token, so everybody who has it can read the page."""
         name = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
         name = f"[{name}]" if ":" in name else name
         return f"http://{name}:{self.port}/?token={self._token}"
@@ -130,7 +130,7 @@ class Explorer:
 
 
 def _names(host: str) -> tuple[str, ...]:
-    """Return the names that a server on this address may be reached by, beside those of every machine."""
+    """Return the names by which a server on this address may be reached, besides localhost."""
     if host in ("0.0.0.0", "::", ""):
         name = socket.gethostname()
         found = {name, name.partition(".")[0], socket.getfqdn()}

@@ -23,7 +23,7 @@ from limelight.matrix.grid import Grid
 from limelight.translate import Translator
 from limelight.viz.images import Pixels
 
-_KEPT = 192 * 2**20  # bytes of tiles and statistics
+_KEPT = 192 * 2**20  # bytes of tiles and statistics that are kept
 Texts = Sequence[str] | Sequence[Sequence[str]]
 
 
@@ -44,7 +44,7 @@ class Matrix:
 
     @cached_property
     def _allowed(self) -> list[list[Allowed]]:
-        """The places that the mask allows, by batch element and head, found once: of a dense matrix it takes a pass."""
+        """The places that the mask allows, by batch element and head; cached, because a dense matrix takes a pass."""
         return Allowed.of(self.call.weights.mask, self.B, self.H, self.N, self.M)
 
     def allowed(self, batch: int, head: int) -> Allowed:
@@ -84,7 +84,7 @@ class Subject:
         self.translator, self.reader, self.opens = translator, reader, opens
         self.pictures = check_pictures(pictures, self.matrices)
         self.replay: Replay | None = None  # runs the model again with edits
-        self.running = Lock()  # a recorder sees whatever a model does, so it runs for one question at a time
+        self.running = Lock()  # a recorder records every run of the model, so one question runs it at a time
         self.memory = Memory(_KEPT)
 
     @staticmethod
@@ -95,7 +95,7 @@ class Subject:
         image: Any = None,
         grid: Grid | None = None,
     ) -> Subject:
-        """Return what ``explore`` is given as a subject.
+        """Make a subject from the arguments of ``explore``.
 
         Args:
             given: some weights, what ``watch`` recorded, a reading, or several of one model.
@@ -216,7 +216,7 @@ class Subject:
 
 
 def _most_telling(reading: Reading) -> tuple[int, int] | None:
-    """Return the number of the call and the head with the strongest links, where it takes no time to find it."""
+    """Return the number of the call and the head with the strongest links, if they are quick to find."""
     if sum(math.prod(call.shape) for call in reading.record.log) > 8 * SMALL:
         return None
     chosen, head = reading.most_telling()
@@ -238,7 +238,7 @@ def _of_readings(readings: Sequence[Reading]) -> list[Matrix]:
 
 
 def _call_of(A: Weights) -> Call:
-    """Return weights that were made by hand as a call."""
+    """Return weights as a call of a model with one layer."""
     if A.ndim != 4:
         A = A.batched()
     N, M = A.shape[-2:]

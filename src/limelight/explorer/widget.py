@@ -56,14 +56,14 @@ class ExplorerWidget(anywidget.AnyWidget):
         def answer() -> None:
             try:
                 found = question.ask(self._subject, arguments)
-                if message.get("as") == "text":  # for hosts on whose way buffers get lost
+                if message.get("as") == "text":  # for notebook hosts that lose binary buffers
                     text = [base64.b64encode(x).decode() for x in found.buffers()]
                     self.send({"id": number, "head": found.head(), "text": text})
                 else:
                     self.send({"id": number, "head": found.head()}, buffers=found.buffers())
             except RefusedError as error:
                 self.send({"id": number, "error": str(error)})
-            except Exception as error:  # reaches the page, which would wait for ever
+            except Exception as error:  # tell the page, which would wait for ever
                 self.send({"id": number, "error": f"{type(error).__name__}: {error}"})
                 raise
             finally:

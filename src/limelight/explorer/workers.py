@@ -1,11 +1,11 @@
 """The threads that answer questions, in three lanes.
 
 Quick questions cost what a part of a matrix costs, and take one core each: several are asked at a time. Slow ones pass
-over a whole matrix or run a model, on all cores. Those of the background do so without anyone waiting for them: on one
-core each, at the lowest priority, so that what is being looked at comes first.
+over a whole matrix or run a model, on all cores. Background questions do the same for parts of the page that are not in
+view: on one core each, at the lowest priority.
 
 The interpreter must not end while a thread is inside a kernel: Python would end the thread in the middle of C++ code,
-which aborts the process. So whatever is under way is waited for at the exit, and whatever waits is dropped.
+which aborts the process. So the exit waits for questions that are being answered, and drops those that wait.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Workers:
         self._lanes: dict[str, Queue] = {}
         self._lock = Lock()
         _every.add(self)
-        finalize(self, _end, self._lanes)  # the threads of workers that nobody closed would be waited for at the exit
+        finalize(self, _end, self._lanes)  # otherwise the exit would wait for workers that were never closed
 
     def submit(self, lane: str, work: Work) -> Future[Any]:
         """Run ``work()`` in a lane."""
@@ -54,13 +54,13 @@ class Workers:
         return found
 
     def close(self) -> None:
-        """Drop what waits, and end the threads after what they are doing."""
+        """Drop waiting questions, and end the threads after the current ones."""
         with self._lock:
             _end(self._lanes)
 
 
 def wait_for_all(seconds: float | None = None) -> bool:
-    """Close all workers and wait for what they are doing; return whether they ended within so many seconds."""
+    """Close all workers and wait for them; return whether they ended within so many seconds."""
     for workers in list(_every):
         workers.close()
     end = None if seconds is None else time.monotonic() + seconds
@@ -104,7 +104,7 @@ def _start(lane: str, queue: Queue) -> None:
             _threads.add(thread)
             thread.start()
         ready.wait()
-        torch.set_num_threads(before)  # what threads that come later begin with
+        torch.set_num_threads(before)  # the number that later threads start with
 
 
 def _serve(queue: Queue, begin: Callable[[], None], ready: Barrier) -> None:

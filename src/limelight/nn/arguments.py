@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, ParamSpec
 
-from torch import nn
+from torch import Tensor, nn
 
 from limelight.core.biases import Bias
-from limelight.core.checks import check_count, describe
+from limelight.core.checks import check_count, check_finite, describe
 from limelight.core.masks import Mask
 from limelight.nn.positions import Positions
 
@@ -70,6 +70,11 @@ def _problem(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[s
 def check_size(who: str, name: str, value: Any, default: int) -> int:
     """Return a whole number of at least 1, or ``default`` if it is None."""
     return default if value is None else check_count(who, name, value, 1)
+
+
+def check_scale(who: str, scale: Any) -> Any:
+    """Return a finite number, or a tensor, which may be a parameter."""
+    return scale if isinstance(scale, Tensor) else check_finite(f"{who}: scale", scale)
 
 
 def check_module(who: str, name: str, value: Any, example: str) -> None:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from limelight.backends import Int8Rows
 from limelight.core.biases import Bias
-from limelight.core.checks import check_count, check_dropout, check_finite, describe, reject_options
+from limelight.core.checks import check_count, check_dropout, describe, reject_options
 from limelight.core.masks import Mask
 from limelight.functional import attention, attention_int8, weights
 from limelight.matrix.base import Weights
-from limelight.nn.arguments import check_norm_maker, check_positions, check_size, explain_arguments
+from limelight.nn.arguments import check_norm_maker, check_positions, check_scale, check_size, explain_arguments
 from limelight.nn.cache import Slot
 from limelight.nn.linear import Linear, project
 from limelight.nn.positions import Positions
@@ -92,7 +92,7 @@ class MultiHeadAttention(nn.Module):
         if norm is not None:
             check_norm_maker(who, norm)
         self.num_heads, self.kv_heads, self.dropout = heads, kv_heads, check_dropout(dropout)
-        self.scale = head_width**-0.5 if scale is None else check_finite(f"{who}: scale", scale)
+        self.scale = head_width**-0.5 if scale is None else check_scale(who, scale)
         self.query = Linear(width, heads * head_width, bias=bias)
         self.key = Linear(context_width, kv_heads * head_width, bias=bias)
         self.value = Linear(context_width, kv_heads * value_width, bias=bias)

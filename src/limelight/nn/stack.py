@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from limelight.backends import linear
-from limelight.core.checks import check_count, check_finite, check_number, describe
+from limelight.core.checks import check_count, check_number, describe
 from limelight.core.masks import Causal, Dense, Mask, Padding, Spans
 from limelight.core.tracing import is_traced
 from limelight.nn.arguments import (
@@ -20,6 +20,7 @@ from limelight.nn.arguments import (
     check_norm,
     check_positions,
     check_same_width,
+    check_scale,
     explain_arguments,
 )
 from limelight.nn.attention import MultiHeadAttention
@@ -50,7 +51,7 @@ class Embedding(nn.Module):
         self.table = nn.Embedding(vocabulary, width)
         self.positions = check_positions(who, positions)
         self.segments = nn.Embedding(segments, width) if check_count(who, "segments", segments, 0) else None
-        self.norm, self.scale = norm, check_finite(f"{who}: scale", scale)
+        self.norm, self.scale = norm, check_scale(who, scale)
         self.dropout = nn.Dropout(check_number(f"{who}: dropout", dropout))
 
     def forward(self, ids: Tensor, first: int | Tensor = 0, segments: Tensor | None = None) -> Tensor:
@@ -304,7 +305,7 @@ class TiedHead(nn.Module):
             raise TypeError(
                 f"TiedHead: table must be a torch.nn.Embedding such as embedding.table, not {describe(table)}"
             )
-        self.table, self.scale = table, check_finite("TiedHead: scale", scale)
+        self.table, self.scale = table, check_scale("TiedHead", scale)
         self.bias = nn.Parameter(torch.zeros(table.num_embeddings)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -317,7 +317,7 @@ class Translator:
         )
 
     def _is_foreign(self, text: str) -> bool:
-        """Tells whether many words that are no names are unknown, or have more pieces than English words have."""
+        """Return whether many words other than names are unknown, or are split into more tokens than English words."""
         copied = set(names(text, self.words))
         plain = [word for word in re.findall(r"[^\W\d_]+", text) if word not in copied]
         if self.words is not None:
@@ -328,30 +328,30 @@ class Translator:
 
 
 def _normal(text: str) -> str:
-    """A text in the characters that the model knows: composed letters, straight quotation marks."""
+    """Normalise a text to characters that the model knows: composed letters and straight quotation marks."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"translate: the text is no UTF-8: {error.reason} at {error.start}") from None
+        raise ValueError(f"translate: the text is not UTF-8: {error.reason} at {error.start}") from None
     return unicodedata.normalize("NFC", text).translate(_QUOTES)
 
 
 def _without_comma(text: str) -> tuple[str, str]:
-    """A part of a sentence and the comma, colon or semicolon after it, with the space that French has before these."""
+    """Split off the comma, colon or semicolon at the end of a part, with the space that French puts before it."""
     return text[:-1].rstrip(), text[-1] if text[-1] == "," else f" {text[-1]}"
 
 
 def shipped() -> Path:
-    """The folder of the model that comes with limelight."""
+    """Return the folder of the model that comes with limelight."""
     return Path(str(files("limelight.translate").joinpath("english-french")))
 
 
 def load(folder: str | Path | None = None) -> Translator:
-    """The translator that comes with limelight, English to French, or one that ``limelight train`` left in a folder."""
+    """Load the English–French translator that comes with limelight, or one that ``limelight train`` saved."""
     home = shipped() if folder is None else Path(folder)
     model = models.load(home, dtype=torch.float32)
     if not isinstance(model, Seq2Seq):
-        raise ValueError(f"{home} holds no encoder-decoder, and only those translate")
+        raise ValueError(f"{home} holds a model that is not an encoder-decoder, and only those translate")
     words = home / WORDS
     known = read_words(words.read_text(encoding="utf-8").splitlines()) if words.is_file() else None
     return Translator(model, vocabulary.read(home), known, read_stand_ins(home))

@@ -1,4 +1,4 @@
-"""Words into pieces, for two languages at once."""
+"""The vocabulary of a translator: byte-pair encoding, shared by both languages."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _LETTERS = (
 
 
 def learn(sentences: Iterable[str], size: int) -> Tokenizer:
-    """A byte-pair vocabulary of ``size`` pieces, with ``</s>`` after every text."""
+    """Learn a byte-pair vocabulary of ``size`` tokens, with ``</s>`` after every text."""
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence(
         [
             normalizers.NFC(),
             normalizers.Replace("’", "'"),
-            normalizers.Replace(Regex(r"\s+"), " "),  # of every width
+            normalizers.Replace(Regex(r"\s+"), " "),  # white space of any kind
             normalizers.Strip(),
         ]
     )
@@ -54,9 +54,9 @@ def learn(sentences: Iterable[str], size: int) -> Tokenizer:
 
 
 def with_letters(tokenizer: Tokenizer) -> Tokenizer:
-    """The same vocabulary with a piece for every Latin letter and every sign of ASCII, so that any name has pieces.
+    """Add a token for every Latin letter and every ASCII character, so that any name can be spelled.
 
-    What it had keeps its ids; the new pieces come after them.
+    Tokens keep their ids; new ones come after them.
     """
     data = json.loads(tokenizer.to_str())
     pieces: dict[str, int] = data["model"]["vocab"]
@@ -67,12 +67,12 @@ def with_letters(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Ids of each text, with the token that ends it."""
+    """Return the ids of each text, with the token that ends it."""
     return [found.ids for found in tokenizer.encode_batch_fast(texts)]
 
 
 def number(tokenizer: Tokenizer, token: str) -> int:
-    """The id of a token that the vocabulary has."""
+    """Return the id of a token of the vocabulary."""
     found = tokenizer.token_to_id(token)
     if found is None:
         raise ValueError(f"the vocabulary has no {token}")

@@ -1,4 +1,4 @@
-"""Starts a model from the weights of a smaller one, so that it computes the same at first."""
+"""Initialises a model with the weights of a smaller one, so that both compute the same at first."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _OUTPUTS = ("attention.out", "cross.out", "feed_forward.down")
 
 @torch.no_grad()
 def begin_with(model: Seq2Seq, other: nn.Module) -> None:
-    """Copies the weights of ``other`` into ``model``, which may have more decoder layers and more pieces of words.
+    """Copy the weights of ``other`` into ``model``, which may have more decoder layers and more tokens.
 
-    A layer that is added passes its input on: what it adds to it is 0, and its last norm has the scale and shift that
-    the last norm of ``other`` had, whose place is taken by a norm without any. Norms of what is normal change nothing.
+    An added layer is the identity at first: its attention and feed-forward parts add 0. Layers are post-norm, so the
+    scale and shift of the last norm of ``other`` move to the last norm of ``model``, and all norms between become
+    plain ones, which do not change vectors that are normalised already.
     """
     old = dict(other.named_parameters())
     depth = 1 + max(int(found[1]) for found in map(_BLOCK.match, old) if found)
@@ -36,7 +37,7 @@ def begin_with(model: Seq2Seq, other: nn.Module) -> None:
 
 
 def _pass_on(x: Tensor, name: str) -> None:
-    """Makes a parameter of an added layer contribute nothing: zeros in the last product of each part, plain norms."""
+    """Make an added layer the identity: zeros in the last product of each part, norms without scale and shift."""
     if name.startswith(_OUTPUTS):
         x.zero_()
     elif "norm" in name:
@@ -44,7 +45,7 @@ def _pass_on(x: Tensor, name: str) -> None:
 
 
 def _copy_rows(x: Tensor, old: Tensor, name: str) -> None:
-    """Copies a parameter; rows for pieces of words that are new keep small random values and an unlikely bias."""
+    """Copy a parameter; rows of new tokens keep small random values and get an unlikely bias."""
     if x.shape[1:] != old.shape[1:] or len(x) < len(old):
         raise ValueError(f"{name}: {tuple(old.shape)} cannot be the start of {tuple(x.shape)}; give the same sizes")
     x[: len(old)] = old

@@ -1,4 +1,4 @@
-"""Words of pairs: which of them are names, and which names and numbers are kept out of training."""
+"""Words of pairs: tells names from other words, and reserves names and numbers for tests of copying."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORD = re.compile(r"[^\W\d_]+")
 
 
 def reserved(text: str) -> bool:
-    """Tells whether a number or name is kept out of training: half of all, so that copying can be tested on them.
+    """Return whether a number or name is kept out of training: half of all are, so that copying can be tested.
 
     >>> reserved("1996"), reserved("1998")
     (True, False)
@@ -22,7 +22,7 @@ def reserved(text: str) -> bool:
 
 
 def continued(text: str, lower: frozenset[str]) -> str:
-    """``text`` with a small first letter where its first word occurs so; ``lower`` has all words that do."""
+    """Return ``text`` with a lower-case first letter if its first word is in ``lower``, the words that occur so."""
     word = WORD.match(text)
     if word is None or word[0] == "I" or word[0].lower() not in lower:
         return text
@@ -30,12 +30,12 @@ def continued(text: str, lower: frozenset[str]) -> str:
 
 
 def lower_words(texts: Iterable[str]) -> frozenset[str]:
-    """Words that occur with a small first letter."""
+    """Return the words that occur with a lower-case first letter."""
     return frozenset(word for text in texts for word in WORD.findall(text) if word[0].islower())
 
 
 def known_words(pairs: Sequence[Pair]) -> list[str]:
-    """English words that are no names to copy: with a small letter somewhere, or mostly translated by another word."""
+    """Return the English words that are not names: lower-case somewhere, or mostly translated by another word."""
     count, same = Counter[str](), Counter[str]()
     for source, target in pairs:
         there = set(WORD.findall(target))

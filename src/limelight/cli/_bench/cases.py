@@ -17,7 +17,7 @@ Sizes = tuple[int, int, int, int, int, int]  # B, Hq, Hkv, N, M, D
 
 @dataclass
 class Options:
-    """The options of limelight and of SDPA, and the tensors with gradients beside q, k and v."""
+    """The options of limelight and of SDPA, and the tensors with gradients in addition to q, k and v."""
 
     ours: dict[str, Any] = field(default_factory=dict)
     theirs: dict[str, Any] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class Options:
 
 @dataclass
 class Case:
-    """One problem; ``options`` makes what it needs, which may be large, when it is measured."""
+    """One problem; ``options`` makes its masks and biases, which may be large, when it is measured."""
 
     name: str
     sizes: Sizes
@@ -38,8 +38,8 @@ class Case:
     causal: bool = False
     goal: float = 1.0  # the ratio to SDPA to reach
     share: float | None = None  # the share of the machine's limit to reach
-    training: bool = False  # forward and backward
-    limited: bool = True  # by the machine; otherwise overhead is the cost
+    training: bool = False  # measure forward and backward
+    limited: bool = True  # by arithmetic or bandwidth; False where overhead is the cost
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k and v."""
@@ -117,7 +117,7 @@ def sparse_cases() -> list[Case]:
 
 
 def tiny_cases() -> list[Case]:
-    """Return calls so small that what is around the kernels is the cost."""
+    """Return calls so small that the overhead around the kernels is the cost."""
     tiny = (1, 8, 8, 16, 16, 64)
     lengths = torch.tensor([37, 64, 11, 50])
     padded = torch.arange(64) < lengths[:, None, None, None]  # (batch, 1, 1, keys)

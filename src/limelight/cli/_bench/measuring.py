@@ -94,7 +94,7 @@ def with_backward(call: Call, leaves: list[Tensor]) -> Call:
 def run(case: Case, threads: int, seconds: float, with_peers: bool) -> dict[str, Any]:
     """Measure all contestants on one case, and the machine's limits around them."""
     torch.set_num_threads(threads)
-    with torch.inference_mode(not case.training):  # where they are measured, or FlexAttention is compiled twice
+    with torch.inference_mode(not case.training):  # as in the measurement; else FlexAttention compiles twice
         calls, absent = contestants(case, threads, with_peers)
     size, wide = int(case.bytes()), case.dtype == torch.float64
     peak, bandwidth = backends.peak_flops(threads, wide), backends.read_bandwidth(threads, size)

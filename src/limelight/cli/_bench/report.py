@@ -46,11 +46,11 @@ def _share(r: Result) -> str:
 
 
 SPARSE = "sparse: "
-PER_PAIR = 1.4  # times what a pair costs under a window
+PER_PAIR = 1.4  # cost of a pair to stay below, in units of its cost under a window
 
 
 def sparse_table(results: list[Result], threads: int) -> Table | None:
-    """Return what an allowed pair costs under sparse patterns, beside a window of the same density."""
+    """Return the cost of an allowed pair under sparse patterns, next to a window of the same density."""
     found = [r for r in results if r["threads"] == threads and r["case"].startswith(SPARSE)]
     per_pair = {r["case"]: r["milliseconds"]["limelight"] * 1e6 / r["pairs"] for r in found}
     window = next((x for case, x in per_pair.items() if case.startswith(f"{SPARSE}window")), None)

@@ -6,8 +6,8 @@ from limelight.explorer.head import SMALL
 from limelight.explorer.questions import BACKGROUND, QUICK, Answer, Arguments, question
 from limelight.explorer.subject import Subject
 
-_CELLS = 64  # of a thumbnail, on a side
-_TOGETHER = 64  # thumbnails of a request
+_CELLS = 64  # cells of a thumbnail, on a side
+_TOGETHER = 64  # thumbnails in a request, at most
 
 
 @question("about")

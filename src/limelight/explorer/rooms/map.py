@@ -6,7 +6,7 @@ from limelight.explorer.questions import QUICK, SLOW, Answer, Arguments, questio
 from limelight.explorer.subject import Subject
 from limelight.explorer.tiles import SIDE, Rectangle, top_level
 
-_TOGETHER = 16  # tiles of a request
+_TOGETHER = 16  # tiles in a request, at most
 REDUCE = ("mean", "max")
 
 
@@ -43,7 +43,7 @@ def strips(subject: Subject, arguments: Arguments) -> Answer:
 
 @question("cell")
 def cell(subject: Subject, arguments: Arguments) -> Answer:
-    """Describe the cell of a level at ``row, col``: its weight, or the strongest weight in it, and who else is near."""
+    """Describe the cell of a level at ``row, col``: its strongest weight, and the strongest of that row and column."""
     head = arguments.head(subject)
     N, M = head.size
     level = arguments.whole("level", 0, top_level(N, M), 0)

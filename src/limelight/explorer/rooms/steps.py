@@ -1,4 +1,4 @@
-"""Steps: what attention does, number by number: the worked example, and a real head, for any text."""
+"""Steps: attention number by number, in the worked example and in a real head for any text."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from limelight.matrix.lazy import LazyWeights
 from limelight.matrix.steps import trace
 
 _LARGEST = 8  # rows and columns of a matrix that can be edited
-_VALUE = 1e3  # a number that can be entered, at most
+_VALUE = 1e3  # largest number that can be entered
 _SHOWN = 12  # keys of a query of a real head
-_LONGEST, _TOKENS = 400, 48  # characters and tokens of a text that a real head reads from its beginning to the output
+_LONGEST, _TOKENS = 400, 48  # characters and tokens of a text whose steps are shown, at most
 _MASKS: dict[str, Mask | None] = {"none": None, "causal": Causal(), "window": Window(1)}
 _MATRICES = ("x", "W_Q", "W_K", "W_V")
 
@@ -68,7 +68,7 @@ def steps(subject: Subject, arguments: Arguments) -> Answer:
 
 
 def _listed(x: Tensor) -> Any:
-    """Return plain lists; None for −∞, which JSON has no word for."""
+    """Return plain lists; None for −∞, which JSON cannot write."""
     if x.ndim:
         return [_listed(part) for part in x]
     number = float(x)
@@ -77,7 +77,7 @@ def _listed(x: Tensor) -> Any:
 
 @question("query")
 def query(subject: Subject, arguments: Arguments) -> Answer:
-    """Return every step of one query of a real head, for the keys that it looks at most, and for chosen ones."""
+    """Return every step of one query of a real head, for its strongest keys and for chosen ones."""
     head = arguments.head(subject)
     if not isinstance(head.A, LazyWeights):
         raise RefusedError("of this head only the weights are known, not the queries and keys that they come from")
@@ -121,7 +121,7 @@ def query(subject: Subject, arguments: Arguments) -> Answer:
 
 @question("own", SLOW)
 def own(subject: Subject, arguments: Arguments) -> Answer:
-    """Run the model on a text, and return every step of a layer; of steps that heads have their own of, one head's."""
+    """Run the model on a text, and return every step of a layer; steps that differ by head are those of one head."""
     if subject.reader is None:
         raise RefusedError("the model is not at hand, only what it attended to; limelight explore --model has it")
     matrix = arguments.matrix(subject)

@@ -15,9 +15,9 @@ from limelight.lens.next_tokens import NextTokens
 from limelight.matrix.base import Weights
 from limelight.matrix.flow import rollout
 
-_TOGETHER = 8  # sources that are overlaid
-_SMALL = 256  # tokens on a side, up to which a whole matrix is sent
-_RESIDUAL = 0.5  # share that passes a layer beside its attention, in the rollout
+_TOGETHER = 8  # sources that are overlaid, at most
+_SMALL = 256  # a matrix of up to so many tokens on a side is sent whole
+_RESIDUAL = 0.5  # share of the residual connection in the rollout
 
 
 def _layers(subject: Subject, matrix: Matrix) -> list[Matrix]:
@@ -126,7 +126,7 @@ def matrix(subject: Subject, arguments: Arguments) -> Answer:
 
 @question("next")
 def next_tokens(subject: Subject, arguments: Arguments) -> Answer:
-    """Return the likeliest tokens after one of a decoder's text, and the token that came with its rank."""
+    """Return the likeliest tokens after a token of a decoder's text, and the actual next token with its rank."""
     found = arguments.matrix(subject).next_tokens
     if found is None:
         raise RefusedError("this attention is not that of a decoder that predicts tokens")
@@ -134,7 +134,7 @@ def next_tokens(subject: Subject, arguments: Arguments) -> Answer:
 
 
 def expected(found: NextTokens, place: int) -> dict[str, Any]:
-    """Return what the page shows of the tokens that are expected after one."""
+    """Return the predictions after a token, as the page shows them."""
     return {"likeliest": found.likeliest(place), "came": found.actual(place)}
 
 

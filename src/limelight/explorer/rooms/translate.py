@@ -1,4 +1,4 @@
-"""Translate: English becomes French while it is typed, with the words that each word is written from."""
+"""Translate: English to French while it is typed, with the source words of each written word."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from limelight.lens.alignment import words
 from limelight.translate import Sentence, Translator, vocabulary
 from limelight.translate.display import alignment_of
 
-_LONGEST = 2000  # characters of a text
-_WRITTEN = 256  # tokens of a sentence
-_OFFERED = 6  # alternatives of a token
+_LONGEST = 2000  # characters of a text, at most
+_WRITTEN = 256  # tokens of a sentence, at most
+_OFFERED = 6  # alternatives offered for a token
 
 
 def _translator(subject: Subject) -> Translator:
@@ -42,7 +42,7 @@ def translation(subject: Subject, arguments: Arguments) -> Answer:
 
 @question("continue", SLOW)
 def continued(subject: Subject, arguments: Arguments) -> Answer:
-    """Write a sentence on from the token that begins it and some more, always with the likeliest one."""
+    """Continue a translation from a prefix of tokens, always with the likeliest token."""
     translator = _translator(subject)
     known = translator.tokenizer.get_vocab_size()
     given = arguments.items("prefix", _WRITTEN)

@@ -1,4 +1,4 @@
-"""The room What if: heads off, other temperatures and pairs knocked out, and what the model makes of it."""
+"""What if: the output of the model with heads off, other temperatures, and pairs knocked out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from limelight.explorer.questions import SLOW, Answer, Arguments, RefusedError, 
 from limelight.explorer.subject import Subject
 from limelight.lens.edits import Edit, Knockout, Off, Rectangle, Temperature
 
-_MOST = 4096  # changes of each kind
+_MOST = 4096  # changes of each kind, at most
 _HOTTEST = 100.0
 
 
@@ -32,7 +32,7 @@ def what_if(subject: Subject, arguments: Arguments) -> Answer:
 
 
 def _edits(subject: Subject, arguments: Arguments) -> dict[int | str, Edit]:
-    """Return the edits of each layer that the arguments describe; what is off needs no other edit."""
+    """Return the edits of each layer that the arguments describe; a head that is off gets no other edit."""
     found: dict[int | str, Edit] = {}
     off: dict[int, set[int]] = {}
 
@@ -41,7 +41,7 @@ def _edits(subject: Subject, arguments: Arguments) -> dict[int | str, Edit]:
         found[name] = found[name] + edit if name in found else edit
 
     def on(call: int, head: int) -> list[int]:
-        """The heads that are meant and not off."""
+        """Return the heads that are chosen and not off."""
         every = range(subject.matrices[call].H) if head < 0 else [head]
         return [h for h in every if h not in off.get(call, ())]
 

@@ -35,15 +35,15 @@ template <class C> void block_key_norms(const Problem& p, int64_t batch, int64_t
     }
 }
 
-// One row's side of it, in units of log 2.
+// The bound of one row's logits, in units of log 2.
 template <class C> struct LogitBound {
-    C norm;  // of the query; with a softcap, whose bound is `cap`, 0
+    C norm;  // of the query; 0 with a softcap, where `cap` is the bound
     C cap;
     C slope;
     C min;  // a lower bound of the row's largest logit
 
-    // Whether all of the keys, the longest of which is `longest`, have no weight beside a logit of `top`. A
-    // negative slope lifts the farthest keys, and nothing vanishes.
+    // True if none of the keys, whose norms are at most `longest`, has weight next to a logit of `top`. A negative
+    // slope favours far keys, and then no key is skipped.
     bool has_no_weight(int64_t position, Range keys, C longest, C top) const {
         const int64_t distance = keys.begin > position ? keys.begin - position : max(position - (keys.end - 1), 0);
         return slope >= C(0) && norm * longest + cap - slope * C(distance) < larger(top, min) + kLowest<C>;
@@ -65,14 +65,14 @@ template <class C> LogitBound<C> logit_bound(const Problem& p, int64_t batch, co
         r.min = own;
     }
     if (p.softcap && square < kInf<C>) {
-        r.norm = 0;  // times ∞, where keys are not finite, it is NaN and nothing vanishes
+        r.norm = 0;  // 0 · ∞, where keys are not finite, is NaN, and nothing is skipped
         r.cap = C(p.softcap / p.temperature) * kLog2e<C>;
         if (r.min > -kInf<C>) r.min = -r.cap;
     }
     return r;
 }
 
-// The longest of a range of keys of one head.
+// The largest norm in a range of keys of one head.
 template <class C> C largest_key_norm(const Problem& p, int64_t batch, int64_t head, Range keys) {
     const C* key_norms = reinterpret_cast<const C*>(p.key_norms) + (batch * p.Hkv + head) * ceil_div(p.M, kBlock);
     C longest = 0;
@@ -80,7 +80,7 @@ template <class C> C largest_key_norm(const Problem& p, int64_t batch, int64_t h
     return longest;
 }
 
-// Whether a range of keys has no weight for any of the rows, whose largest logits are at least `top`.
+// True if a range of keys has no weight for any of the rows, whose largest logits are at least `top`.
 template <class C>
 bool have_no_weight(const Problem& p, int64_t batch, int64_t head, const Row* rows, int n, const LogitBound<C>* bounds,
                     const C* top, Range keys) {

@@ -21,14 +21,14 @@ template <class C> void backward(Problem p, const Gradients& g, int threads) {
     const std::unique_ptr<C[]> key_norms = measure_key_norms<C>(p, threads);
     const std::vector<int64_t> starts = tile_starts<C>(p, 0, p.N);
     const int64_t rows = p.Hq / p.Hkv * p.N, units = p.B * p.Hkv;
-    // A bias that several units share receives from one of them at a time.
+    // Only one unit at a time may add to the gradient of a bias that several units share.
     const bool shared = g.bias.data && ((p.B > 1 && !g.bias.batch) || (p.Hkv > 1 && !g.bias.head));
     const int64_t at_once = shared ? 1 : units;
     constexpr int64_t enough = 16, least_keys = 4 * kBlock;
     const int64_t least_rows = 2 * tile_rows;
     int64_t ranges = std::min({ceil_div(enough, at_once), rows / least_rows, p.M / least_keys});
-    // A bias without an axis of keys receives from every task of a row; where it has no rows either, or rows
-    // that several heads of a unit share, tasks of one round would meet.
+    // Every task of a row adds to the gradient of a bias without an axis of keys. If that bias has no rows either, or
+    // rows that several heads of a unit share, tasks of one round would write to the same numbers.
     const bool rows_meet = !g.bias.row || (p.Hq > p.Hkv && !g.bias.head);
     if (g.bias.data && !g.bias.col && rows_meet) ranges = 1;
     ranges = std::max<int64_t>(ranges, 1);
@@ -38,7 +38,7 @@ template <class C> void backward(Problem p, const Gradients& g, int threads) {
     advise_large_pages(g.dq, p.B, p.Hq, p.N, p.D);
     advise_large_pages(g.dk, p.B, p.Hkv, p.M, p.D);
     advise_large_pages(g.dv, p.B, p.Hkv, p.M, p.Dv);
-    // Diagonals and heads cross the tasks: each batch element and key range has sums of its own.
+    // Tasks share diagonals and heads, so each batch element and key range has its own copy of these sums.
     const int64_t diagonals = p.Hq * (p.N + p.M - 1);
     std::vector<C> offsets(g.offsets ? p.B * ranges * diagonals : 0);
     std::vector<C> slopes(g.slopes ? p.B * ranges * p.Hq : 0);

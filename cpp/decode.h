@@ -1,7 +1,7 @@
 // The two products of attention in decoding, with fewer rows than lanes: features lie in the lanes instead.
 //
-// Reading K and V is most of the cost. Each is read once for up to four rows, in steps of kDecodeStep keys, and asked
-// for ahead of its use, since the machine's own prefetching stops at every page and at every change between K and V.
+// Reading K and V is most of the cost. Each is read once for up to four rows, in steps of kDecodeStep keys, and prefetched
+// explicitly, since the machine's own prefetching stops at every page and at every change between K and V.
 // Scores and weights lie row by row, s[row][key], so that maxima and exponentials fill whole vectors however few the
 // rows are, and the values of a step are summed in registers, apart from the steps before.
 #pragma once
@@ -21,7 +21,7 @@ template <class E> struct Matrix {
     LIMELIGHT_INLINE const E* row(int64_t j) const { return data + j * stride; }
 };
 
-// How many rows further on memory is asked for: about 4 KiB, or none where all of it lies in a cache.
+// How many rows ahead memory is prefetched: about 4 KiB, or nothing where all of it lies in a cache.
 template <class E> LIMELIGHT_INLINE int64_t rows_ahead(int64_t width, bool in_cache) {
     return in_cache ? 0 : 4096 / (width * int64_t(sizeof(E))) + 1;
 }
@@ -102,7 +102,7 @@ LIMELIGHT_INLINE void dot_four_keys(const C* q, const E* const (&k)[4], int64_t 
             for (int a = 0; a < 4; ++a) s[r * kDecodeStep + a] += C(widen(k[a][d])) * q[r * D + d];
 }
 
-// f(first row, how many as a constant) over the rows: as many at once as the registers hold sums for four keys of.
+// f(first row, number of rows as a constant) for all rows: as many at once as the registers hold sums with four keys.
 template <class F> LIMELIGHT_INLINE void by_rows(int rows, F&& f) {
     constexpr bool many = LIMELIGHT_REGISTERS >= 32;
     int r = 0;
@@ -113,7 +113,7 @@ template <class F> LIMELIGHT_INLINE void by_rows(int rows, F&& f) {
     if (r < rows) f(r, std::integral_constant<int, 1>{});
 }
 
-// s[row][key] = q[row] · k[key] for a step of n keys; up to three more scores are written, which mean nothing.
+// s[row][key] = q[row] · k[key] for a step of n keys; up to three more scores are written, without meaning.
 template <class C, class E>
 void decode_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, int rows, C* s, bool in_cache) {
     const int64_t ahead = rows_ahead<E>(D, in_cache);

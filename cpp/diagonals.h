@@ -1,4 +1,4 @@
-// What a block has on each diagonal.
+// Sums of a block along its diagonals.
 #pragma once
 
 #include "logits.h"

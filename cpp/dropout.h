@@ -1,8 +1,8 @@
-// Which weights dropout keeps, from Philox4x32-7, a counter-based generator (Salmon et al., 2011).
+// Dropout's choice of weights, from Philox4x32-7, a counter-based generator (Salmon et al., 2011).
 //
-// The counter of a weight is (key / 4, query, head, batch), its word is number key % 4, and the cipher's
-// key is the seed: every weight has its own random number whatever the blocks and threads are, and the
-// gradient meets the same ones without storing any.
+// The generator's key is the seed, its counter is (key / 4, query, head, batch), and a weight takes word key % 4
+// of the four that this counter gives. So the random number of a weight depends on its place alone, not on
+// blocks or threads, and the gradient computes the same numbers again without storing any.
 #pragma once
 
 #include "logits.h"
@@ -26,7 +26,7 @@ LIMELIGHT_INLINE Wide product_of_words(Wide a, Wide b) {
 #endif
 }
 
-// Encrypts the counter c; the upper halves of its lanes are of no meaning.
+// Encrypts the counter c; the upper halves of its lanes have no meaning.
 LIMELIGHT_INLINE void philox(Wide (&c)[4], uint64_t seed) {
     uint32_t key0 = uint32_t(seed), key1 = uint32_t(seed >> 32);
 #pragma GCC unroll 7
@@ -40,7 +40,7 @@ LIMELIGHT_INLINE void philox(Wide (&c)[4], uint64_t seed) {
     }
 }
 
-// Where the words, which lie in one Wide for doubles and in two (even lanes, odd lanes) for floats, reach a limit.
+// True in lanes whose words reach a limit; words lie in one Wide for doubles, in two (even, odd lanes) for floats.
 template <class C> LIMELIGHT_INLINE IntVec<C> reaches(const Wide* words, uint32_t limit) {
     if constexpr (sizeof(C) == 8) return (IntVec<C>)((words[0] & kWord) >= uint64_t(limit));
     else return (IntVec<C>)((WordBits)((words[0] & kWord) | words[1] << 32) >= limit);

@@ -116,7 +116,7 @@ template <class C> std::unique_ptr<C[]> measure_key_norms(Problem& p, int thread
     return norms;
 }
 
-// With `running`, its rows go on from there, and are not finished.
+// With `running`, rows continue from those sums and are not normalised at the end.
 template <class C> void forward(Problem p, const RunningRows* running, int threads) {
     const std::unique_ptr<C[]> key_norms = measure_key_norms<C>(p, threads);
     const Partition c = partition<C>(p);

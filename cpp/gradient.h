@@ -139,7 +139,7 @@ void differentiate_tile(const Gradients& g, const GradientTask<C>& task, const G
 }
 
 // dQ, dK and dV of a block in which something is not finite, which must not reach rows that may not attend to it
-// though its weight there is 0. Rare, so plain.
+// though its weight there is 0. Rare, so without vectors.
 template <class C>
 void multiply_where_allowed(const Problem& p, int64_t batch, const GradientTile<C>* tiles, int count, Range keys,
                             const Operand& k, C* dk, int64_t dk_stride, C* dv, int64_t dv_stride) {
@@ -159,7 +159,7 @@ void multiply_where_allowed(const Problem& p, int64_t batch, const GradientTile<
     }
 }
 
-// What the tiles of a task see of one block of keys.
+// The part of one block of keys that the tiles of a task see.
 template <class C> struct SeenBlock {
     Visible seen[kGradientTiles];
     Range keys;  // that some tile sees

@@ -109,7 +109,7 @@ template <class C> struct GradientTask {
     C* sums;                             // (B, Hq, N): Σ P ∘ term, of the terms that need it, or null
 };
 
-// Where the tile of a task's rows ends that begins at `row`.
+// The end of the tile of a task's rows that begins at `row`.
 template <class C> int64_t tile_end(const Problem& p, const GradientTask<C>& task, int64_t row) {
     if (task.starts->empty()) return min(row + kMaxLanes<C>, task.row_end);
     const int64_t query = row % p.N;

@@ -9,7 +9,7 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-constexpr int64_t kAskAhead = 4096;  // bytes between what is computed and what is asked for
+constexpr int64_t kAskAhead = 4096;  // bytes by which memory is prefetched ahead of its use
 
 // total[r] = x[r] ∘ w, summed down to one vector, for R rows of x; the numbers after the last whole vector are left.
 template <class C, class E, int R>

@@ -175,7 +175,7 @@ template <class C> void mask_spans(const Block<C>& b, Range partial, C* scratch)
         }
 }
 
-// A row whose log-sum-exp is NaN has NaN for weights even where the mask forbids, and keys out there must not know.
+// Sets weights to 0 where the mask forbids: in a row whose log-sum-exp is NaN they are NaN, and would reach those keys.
 template <class C> void clear_forbidden(const Block<C>& b, C* x) {
     for (int64_t j = 0; j < b.n; ++j)
         for (int r = 0; r < b.row_count; ++r)
@@ -188,10 +188,10 @@ inline int64_t logits_scratch(const Problem& p, int lanes) {
     return 2 * max(max(p.spans.count, 1), dense ? kBlock : 0) * lanes;
 }
 
-// Whether the products, tilted by slopes, are the logits already.
+// True if the products, with their ALiBi slopes, are the logits already.
 inline bool plain(const Problem& p) { return !p.softcap && !p.offsets && !p.bias.data && !p.mask.data; }
 
-// Everything that the products do not have yet; `tilted` says that they have their slopes.
+// Turns products into logits; with `has_alibi`, their slopes have been added already.
 template <class C> void to_logits(const Block<C>& b, bool has_alibi, Range partial, C* scratch) {
     const C unit = kLog2e<C> / C(b.p.temperature);
     if (b.p.softcap) cap(b);

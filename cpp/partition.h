@@ -15,15 +15,15 @@ namespace limelight::LIMELIGHT_ISA {
 struct Partition {
     bool grouped;                 // a unit is a key head with its whole group of query heads
     int64_t group_size;           // query heads to a key head
-    int64_t units;                // a batch element has
+    int64_t units;                // in a batch element
     int64_t query_begin;          // the first query of a head
     int64_t queries;              // of a head
-    int64_t rows;                 // a unit has
-    int64_t vectors;              // a unit has
-    int64_t tiles;                // a unit has
+    int64_t rows;                 // in a unit
+    int64_t vectors;              // in a unit
+    int64_t tiles;                // in a unit
     std::vector<int64_t> starts;  // the first rows of the tiles and their end, or empty: tiles of three vectors
     bool balanced;                // the last two tiles share four vectors, because one alone would remain
-    int64_t tiles_per_task;       // tiles that share what they convert of K and V
+    int64_t tiles_per_task;       // tiles that share converted copies of K and V
     int64_t heads_abreast;        // heads that are computed side by side: 1, or all of them where they are compared
     int64_t key_begin, key_end;
     int64_t chunk;  // keys in one task
@@ -35,10 +35,10 @@ struct Task {
     int64_t batch, unit;
     int64_t tile, tiles;  // the first of the unit's tiles, and how many
     int64_t begin, end;   // keys
-    int64_t chunk;        // of keys
+    int64_t chunk;        // number of the chunk of keys
 };
 
-// There are at least as many tasks as this, where the keys are long enough, so that as many threads have work.
+// The least number of tasks where there are enough keys, so that as many threads have work.
 constexpr int64_t kThreadsServed = 128;
 
 // Tiles that share one copy of a block of K and V.

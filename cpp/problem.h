@@ -58,8 +58,8 @@ struct Problem {
     double scale = 1, softcap = 0, temperature = 1;  // softcap 0: none
     double dropout = 0;                              // the share of weights that is removed
     uint64_t seed = 0;                               // of dropout
-    // Where the problem lies in a larger matrix of which it is a part: the queries stand `shift` keys further to the
-    // right than at the end of the keys, and dropout counts queries and keys from these.
+    // The place of the problem in a larger matrix of which it is a part: the last query stands `shift` keys after the
+    // last key, and dropout counts queries and keys from `first_query` and `first_key`.
     int64_t shift = 0, first_query = 0, first_key = 0;
     // (B, Hkv, blocks of keys) in the compute type: the largest norm of the keys of a block, or null (alibi_skip.h).
     const char* key_norms = nullptr;
@@ -167,8 +167,8 @@ struct Rotation {
     int64_t B, N, D, width;
     Type type;
     bool interleaved;       // pairs are neighbours, otherwise the two halves
-    const char *cos, *sin;  // (N, width / 2) from one batch element to the next
-    int64_t angle_batch;    // 0 where all have the same angles
+    const char *cos, *sin;  // (batch or 1, N, width / 2)
+    int64_t angle_batch;    // stride of the batch; 0 where all elements have the same angles
     int count;
     Part parts[2];  // queries and keys
 };

@@ -74,7 +74,7 @@ void product_keys(const Term<C>* terms, int count, int64_t a, int64_t end, int64
 }
 
 // `keys` rows of c, each of `width` features, a few at a time, so that their weights stay in the nearest cache
-// beside all of y. The rows of y are filled up to whole vectors.
+// together with all of y. The rows of y are filled up to whole vectors.
 template <class C> void product(const Term<C>* terms, int count, int64_t keys, int64_t width, C* c, int64_t stride) {
     constexpr int W = kWidth<C>;
     for (int64_t a = 0; a < keys; a += kProductKeys) {

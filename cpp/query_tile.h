@@ -89,7 +89,7 @@ template <class C> C* sum_of(const QueryTile<C>& x, int row, int64_t d, int64_t 
 }
 
 // Values that are not finite must not reach rows that may not attend to them, though their weight
-// there is 0. Rare, so plain: such keys are added row by row, where allowed.
+// there is 0. Rare, so without vectors: such keys are added row by row, where allowed.
 template <class C> void add_values_where_allowed(const QueryTile<C>& x, const Block<C>& b, const Operand& v,
                                                  const C* decay) {
     for (int r = 0; r < x.row_count; ++r)
@@ -171,7 +171,7 @@ void logits(const QueryTile<C>& x, const Operand& k, const Block<C>& b, Range pa
     maximum<C, NV>(b.s, b.n, top);
 }
 
-// Values outside of `partial` are allowed to every row; in it they may be added to all rows where they are finite.
+// Values outside of `partial` are allowed to every row; those inside may be added to all rows if they are finite.
 template <class C> bool may_add_values(const Block<C>& b, const Operand& v, Range partial) {
     if (b.p.mask.data) partial = {b.first, b.first + b.n};
     return partial.empty() || all_finite<C>(v.from(partial.begin - b.first), partial.end - partial.begin, b.p.Dv);
@@ -188,7 +188,7 @@ void attend_lanes(const QueryTile<C>& x, const Operand& k, const Operand& v, con
     else add_values_where_allowed(x, b, v, decay);
 }
 
-// The same with scores row by row. Biases, masks and dropout know lanes alone, and the scores are brought there.
+// The same with scores row by row. Biases, masks and dropout work on lanes, so scores are transposed for them.
 template <class C>
 void attend_decode(const QueryTile<C>& x, const Operand& k, const Operand& v, const Block<C>& b, Range partial,
                    C* scratch) {

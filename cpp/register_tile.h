@@ -9,7 +9,7 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-// Sums in a register tile beside NV vectors of queries and one broadcast number. NEON's multiply-add takes that number
+// The sums that fit into registers with NV vectors of queries and one broadcast number. NEON's multiply-add takes that number
 // from a lane of a register, where each is loaded ahead of its use: with more sums the compiler spills some.
 #if defined(LIMELIGHT_X86)
 template <int NV> constexpr int kSums = LIMELIGHT_REGISTERS - 1 - NV;

@@ -22,10 +22,10 @@ template <class C> struct Rounded {
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 template <class C> int64_t whole_vectors(int64_t n) { return ceil_div(n, kWidth<C>) * kWidth<C>; }
 
-// Rows that are far apart share few cache sets, and a block of them then drives itself out.
+// Rows at large strides fall into few cache sets, and a block of them then evicts itself.
 constexpr int64_t kFarApart = 2048;
 
-// Hands out aligned pieces of a thread's scratch memory; from 0 on it measures what they take.
+// Hands out aligned pieces of a thread's scratch memory; from address 0 on it only measures how much they take.
 struct Arena {
     uintptr_t next;
     template <class T> T* take(int64_t n) {
@@ -100,7 +100,7 @@ template <class C> Operand copy(const Operand& x, int64_t n, int64_t width, C* b
     return {reinterpret_cast<const char*>(buffer), kType<C>, width};
 }
 
-// Whether K or V is read from a copy.
+// True if K or V is read from a copy.
 template <class C> bool copied(const Rows& x, bool decode) {
     if (decode) return sizeof(C) == 8 ? x.type != Type::f64 : x.type == Type::f64;
     return x.type != kType<C> || x.row * int64_t(sizeof(C)) >= kFarApart;

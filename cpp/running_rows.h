@@ -10,7 +10,7 @@ inline int64_t running_place(const RunningRows& y, int64_t batch, const Row& row
     return batch * y.batch + row.head * y.head + row.query;
 }
 
-// Lets a tile go on from the sums of its rows; `scratch` has room for its rows.
+// Loads the running sums of a tile's rows, from which it continues; `scratch` has room for its rows.
 template <class C>
 void load_running(const Problem& p, const RunningRows& y, int64_t batch, const QueryTile<C>& x, C* scratch) {
     load_rows(y.o, p.Dv, C(1), batch, x, x.o, scratch);

@@ -57,7 +57,7 @@ struct SpanBounds {
     }
 };
 
-// Of rows whose keys are given by `spans` spans each.
+// The bounds of rows with `spans` spans each.
 inline SpanBounds span_bounds(const Row* rows, int n, int64_t spans) {
     if (!rows[0].spans) {
         constexpr int64_t all = std::numeric_limits<int64_t>::max();
@@ -72,7 +72,7 @@ inline SpanBounds span_bounds(const Row* rows, int n, int64_t spans) {
     return x;
 }
 
-// Of a row's spans the first that ends behind `key`; spans are sorted, the empty ones last.
+// The first of a row's spans that ends after `key`; spans are sorted, the empty ones last.
 LIMELIGHT_INLINE int64_t first_span(const int32_t* spans, int64_t count, int64_t key) {
     if (count <= 8) {
         int64_t s = 0;
@@ -131,7 +131,7 @@ inline Visible visible(const Row* rows, int n, int64_t spans, Range block) {
     return {keys, partial};
 }
 
-// The first to the last of some rows with one span each that see one of the keys.
+// The range from the first to the last row that sees one of the keys, for rows with one span each.
 inline Range seeing_rows(const Row* rows, int64_t n, Range keys) {
     const auto sees = [&](int64_t r) { return rows[r].spans[0] < keys.end && keys.begin < rows[r].spans[1]; };
     Range seen{0, n};

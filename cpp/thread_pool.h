@@ -7,7 +7,7 @@
 
 namespace limelight {
 
-// Waking a thread costs more than a few microseconds of work saves: the multiplications that are worth it.
+// Jobs with fewer multiplications run on one thread: waking another takes longer than it would save.
 constexpr double kWorthAThread = 1e6;
 
 // Calls work(i, scratch) once for every i in [0, count), each on some thread with `scratch_bytes` of

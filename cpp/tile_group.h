@@ -1,4 +1,4 @@
-// A group of query tiles that meet the blocks of keys together and share what is copied of them.
+// A group of query tiles that meet the blocks of keys together and share the copies of these blocks.
 #pragma once
 
 #include "partition.h"
@@ -6,7 +6,7 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-// K and V lie in a cache that is near enough to need no prefetching.
+// True if K and V lie in a cache that is near enough to need no prefetching.
 inline bool in_cache(const Problem& p) {
     return p.B * p.Hkv * p.M * int64_t(p.D * size_of(p.k.type) + p.Dv * size_of(p.v.type)) <= 1 << 20;
 }

@@ -22,14 +22,14 @@ inline bool same_spans(const int32_t* a, const int32_t* b, int64_t count) {
     return !std::memcmp(a, b, 2 * count * sizeof(int32_t));
 }
 
-// By how many keys the bounds of two rows' spans differ in all: at least as many as different_keys.
+// The sum of the differences between the bounds of two rows' spans: at least different_keys.
 inline int64_t moved_keys(const int32_t* a, const int32_t* b, int64_t count) {
     int64_t keys = 0;
     for (int64_t i = 0; i < 2 * count; ++i) keys += a[i] < b[i] ? b[i] - a[i] : a[i] - b[i];
     return keys;
 }
 
-// How many keys one of two rows has and the other has not.
+// The number of keys that one of two rows has and the other has not.
 inline int64_t different_keys(const int32_t* a, const int32_t* b, int64_t count) {
     int64_t keys = 0;
     for (int64_t s = 0; s < count; ++s) keys += (a[2 * s + 1] - a[2 * s]) + (b[2 * s + 1] - b[2 * s]);
@@ -63,7 +63,7 @@ public:
 
     int64_t rows() const { return rows_; }
 
-    // Of computing them, in keys and vectors of `width` rows.
+    // The cost of computing them, in keys times vectors of `width` rows.
     int64_t cost(int64_t width) const {
         int64_t keys = 0;
         for (const auto& runs : all_)

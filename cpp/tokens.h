@@ -1,4 +1,4 @@
-// What a model does to each token alone between its matrices: the root-mean-square norm and the rotation by position.
+// Steps of a model on single tokens, between its matrices: the root-mean-square norm and the rotation by position.
 #pragma once
 
 #include <cmath>

@@ -20,7 +20,7 @@ struct Cells {
     // The first and the last cell that cover a place.
     int64_t first(int64_t place) const { return place * count / n; }
     int64_t last(int64_t place) const { return ((place + 1) * count - 1) / n; }
-    // No run of so many places meets more cells.
+    // The most cells that a run of so many places can meet.
     int64_t most_of(int64_t places) const { return (places * count + n - 1) / n + 2; }
 };
 

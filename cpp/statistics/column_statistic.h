@@ -26,21 +26,21 @@ template <class C> class ColumnStatistic {
 public:
     virtual ~ColumnStatistic() = default;
 
-    // Looks at keys without weight as well, so that none may be skipped.
+    // True if keys without weight count as well, so that none may be skipped.
     virtual bool needs_every_key() const { return false; }
     // Bytes, zero at first, of the sums that a chunk of the keys of a batch element has for itself.
     virtual size_t part_bytes() const { return 0; }
 
     virtual void start_task(const Task&, char* /*part*/) {}
     virtual void start(const QueryTile<C>&, int64_t /*batch*/, int64_t /*tile*/) {}
-    // The block has something for this statistic.
+    // True if the block contributes to this statistic.
     virtual bool wants(const Block<C>&) const { return true; }
     // Where the sums over the lanes are added while weights are made, (key, vector), or null.
     virtual C* column_sums(int64_t /*tile*/, const Block<C>&) { return nullptr; }
     // Where Σ a log₂ a of every lane is added while weights are made, or null.
     virtual C* log_moments(int64_t /*tile*/) { return nullptr; }
     virtual void add(const WeightBlock<C>& w) = 0;
-    // All tiles of the group have met the keys.
+    // Called when all tiles of the group have met the keys.
     virtual void after_block(const TileGroup<C>&, Range /*keys*/) {}
     virtual void finish_tiles(const TileGroup<C>&) {}
     virtual void finish_task(const Task&) {}

@@ -13,7 +13,7 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-// What the forward pass knows of a row too, and Σ e (logit − m), from which the entropy is made.
+// The running sums of a row: those of the forward pass, and Σ e (logit − m), from which the entropy is made.
 template <class C> struct RowSums {
     C m, l, moment;
 };
@@ -22,16 +22,16 @@ template <class C> class RowStatistic {
 public:
     virtual ~RowStatistic() = default;
 
-    // Takes Σ e (logit − m) from the row's sums.
+    // True if the statistic needs Σ e (logit − m).
     virtual bool needs_moment() const { return false; }
-    // Looks at keys without weight as well, so that none may be skipped.
+    // True if keys without weight count as well, so that none may be skipped.
     virtual bool needs_every_key() const { return false; }
-    // A task has to meet all keys of its rows.
+    // True if one task has to meet all keys of its rows.
     virtual bool needs_whole_rows() const { return false; }
 
     // Empties the sums of the i-th tile of a task.
     virtual void start(const QueryTile<C>& x, int64_t batch, int64_t i) = 0;
-    // The r-th row of the i-th tile has met other keys before, whose state this is; what is saved joins it.
+    // Gives the state of the r-th row of the i-th tile over the keys of earlier calls; what is saved joins it.
     virtual void set_earlier(int64_t, int, const char*) {}
     // b.s holds the logits of a block.
     virtual void add_logits(const QueryTile<C>&, const Block<C>&, int64_t) {}
@@ -153,7 +153,7 @@ void write_record(const Problem& p, const RowStatistics<C>& statistics, const Ro
         statistics[s]->write((batch * p.Hq + row.head) * p.N + row.query, record.state(at, s), sums, result);
 }
 
-// Adds a record of a row to another one, over other keys. A record of zeros has seen nothing.
+// Adds a record of a row to another one, over other keys. A record of zeros has seen no key.
 template <class C>
 void join_record(const RowStatistics<C>& statistics, const RowRecord<C>& record, char* total, char* part) {
     const RowSums<C> a = record.sums(total), b = record.sums(part);

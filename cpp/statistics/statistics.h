@@ -1,6 +1,6 @@
 // Statistics of the weights, any number of them in at most two passes: rows, then columns.
 //
-// A new statistic is a file beside this one and a line in `make_row_statistic` or `make_column_statistic`.
+// A new statistic is a file in this folder and a line in `make_row_statistic` or `make_column_statistic`.
 #pragma once
 
 #include <algorithm>

@@ -71,7 +71,7 @@ public:
         std::fill_n(count_ + i * kMaxLanes<C>, kMaxLanes<C>, 0);
     }
 
-    // What is below the best so far is no candidate. Keys with the lowest of their logits are, for they may be lower.
+    // A logit below the k best so far is not a candidate. One that equals their lowest is, for its key may be lower.
     void set_earlier(int64_t i, int r, const char* state) override {
         const State& s = *reinterpret_cast<const State*>(state);
         if (s.count == k_) bar_[i * kMaxLanes<C> + r] = std::nextafter(s.best()[k_ - 1].logit, -kInf<C>);

@@ -37,7 +37,7 @@ public:
             C* to = out_ + ((b.batch * p_.Hq + head) * p_.M + b.first) * width_;
             const Term<C> term{b.s + from, b.lanes, u + from * pitch_, pitch_, end - from};
             if (finite_[w.tile] || w.unmasked) return product(&term, 1, b.n, width_, to, width_);
-            // What is not finite must not reach keys that the mask forbids, though its weight there is 0. Rare, so plain.
+            // What is not finite must not reach keys that the mask forbids, though its weight there is 0. Rare: no vectors.
             for (int64_t j = 0; j < b.n; ++j)
                 for (int r = from; r < end; ++r)
                     for (int64_t d = 0; d < width_ && allows(p_, b.rows[r], b.batch, b.first + j); ++d)

@@ -131,7 +131,7 @@ def open_widget(one: Tab, subject: Any, folder: Path, body: str = "", buffers: s
         sent.put((message, [base64.b64encode(x).decode() for x in buffers or ()]))
 
     def answer(message: dict[str, Any]) -> list[Any]:
-        widget._told(None, message, [])
+        widget._on_message(None, message, [])
         return list(sent.get(timeout=60))
 
     widget.send = send

@@ -32,9 +32,9 @@ class ExplorerWidget(anywidget.AnyWidget):
         self._subject = subject
         self._workers = Workers()
         self._asked: dict[Any, Future[None]] = {}
-        self.on_msg(self._told)
+        self.on_msg(self._on_message)
 
-    def _told(self, _: Any, message: Any, buffers: Any) -> None:
+    def _on_message(self, _: Any, message: Any, buffers: Any) -> None:
         """Take a question, or drop one that has not been begun."""
         if not isinstance(message, dict):
             return

@@ -98,15 +98,15 @@ class ParallelWeights(Weights):
         if unknown := options.keys() - set(AttentionSpec._fields):
             reject_options("changed()", unknown, AttentionSpec._fields)
         q, k = (shards.with_lead(x) for x in (shards.q, shards.k))
-        return self._made_again(q, k, shards.problem.spec._replace(**options))
+        return self._rebuilt(q, k, shards.problem.spec._replace(**options))
 
     def batched(self) -> ParallelWeights:
         """The same matrix with exactly one batch axis."""
         if len(self.shape) == 4:
             return self
-        return self._made_again(self._shards.q, self._shards.k, self._shards.problem.spec)
+        return self._rebuilt(self._shards.q, self._shards.k, self._shards.problem.spec)
 
-    def _made_again(self, q: Tensor, k: Tensor, spec: AttentionSpec) -> ParallelWeights:
+    def _rebuilt(self, q: Tensor, k: Tensor, spec: AttentionSpec) -> ParallelWeights:
         """The weights of the same processes and layouts."""
         shards = self._shards
         again = Shards(

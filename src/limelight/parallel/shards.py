@@ -174,7 +174,7 @@ class Shards:
             begin, end = (rows.start, rows.stop) if among is None else (among.start, among.stop)
             first = run.begin - rows.start  # position minus row, for the rows of this run
             some = Run(first + max(begin, rows.start), first + min(end, rows.stop))
-            seen = self._that_see(some, keys) if some.length > 0 else some
+            seen = self._queries_that_see(some, keys) if some.length > 0 else some
             part = self.rectangle(seen, keys) if seen.length > 0 else None
             if part is not None:
                 yield part, slice(seen.begin - first, seen.end - first)
@@ -185,7 +185,7 @@ class Shards:
         ends = sorted({n * i // count // _TILE * _TILE for i in range(1, count)} | {0, n})
         return [slice(a, b) for a, b in pairwise(ends)]
 
-    def _that_see(self, queries: Run, keys: Run) -> Run:
+    def _queries_that_see(self, queries: Run, keys: Run) -> Run:
         """Return the run from the first to the last query whose spans include some of the keys."""
         if self.lowered.spans is None:
             return queries

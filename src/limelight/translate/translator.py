@@ -102,7 +102,7 @@ class Translator:
         >>> cat.likelihood > dog.likelihood
         True
         """
-        texts = [_normal(given).strip() for given in (text, target)]
+        texts = [_normalise(given).strip() for given in (text, target)]
         if not all(texts):
             raise ValueError(f"score: the {'text' if not texts[0] else 'translation'} is empty")
         source, written = vocabulary.encode(self.tokenizer, texts)
@@ -111,32 +111,32 @@ class Translator:
             raise ValueError(f"score: {len(source)} and {len(written)} tokens; give at most {most}, such as a sentence")
         ids = [self._padding, *written]
         sentence = self._sentence(texts[0], source, ids, self._scores([source], [ids])[0])
-        strange = [c for given in texts for c in self._strange(given)]
+        unknown = [c for given in texts for c in self._unknown_characters(given)]
         notes = (
-            [f"left out, characters that the model does not know: {' '.join(dict.fromkeys(strange))}"]
-            if strange
+            [f"left out, characters that the model does not know: {' '.join(dict.fromkeys(unknown))}"]
+            if unknown
             else []
         )
         return Translation(texts[1], [sentence], [*notes, *(f"{x}: {shown(texts[0])}" for x in sentence.changes)])
 
     def _plan(self, text: str) -> Plan:
         parts, notes = [], []
-        text = _normal(text)
+        text = _normalise(text)
         pieces = split(text, lambda part: self._length(part) <= _LONGEST)
         for piece, following in zip_longest(pieces, pieces[1:]):
-            before, inside, after = self._edges(piece.text)
+            before, inside, after = self._trim(piece.text)
             inside = subject_first(inside) if piece.continues else inside
             all_caps = inside.isupper() and len(inside) > _ALL_CAPS  # rare in training, so it loses them
             inside = inside.capitalize() if all_caps else inside
-            strange = self._strange(inside)
-            foreign = len(strange) > len(inside) / 3
+            unknown = self._unknown_characters(inside)
+            foreign = len(unknown) > len(inside) / 3
             if foreign or not any(map(str.isalpha, inside)):
                 parts.append(Part(piece.text, "", piece.after))
                 if foreign:
                     notes.append(f"kept as it is, in letters that the model does not know: {shown(piece.text)}")
                 continue
-            if strange:
-                letters = shown(" ".join(dict.fromkeys(strange)))
+            if unknown:
+                letters = shown(" ".join(dict.fromkeys(unknown)))
                 notes.append(f"left out, characters that the model does not know: {letters} in {shown(piece.text)}")
             if piece.continues and (joining := inside.split(" ")[0]) in self.stand_ins.joining:
                 before += self.stand_ins.joining[joining] + " "
@@ -166,48 +166,55 @@ class Translator:
         known = numbers_put_in(text)
         return len(self.tokenizer.encode(known[0] if known else NUMBER.sub("30", text)).ids)
 
-    def _strange(self, text: str) -> list[str]:
+    def _unknown_characters(self, text: str) -> list[str]:
         """Return the characters that are not in the vocabulary."""
         return [c for c in text if not c.isspace() and self._unknown in self.tokenizer.encode(c).ids]
 
-    def _edges(self, text: str) -> tuple[str, str, str]:
+    def _trim(self, text: str) -> tuple[str, str, str]:
         """Split a piece into its text, and what is kept before and after it: white space, signs, emoji."""
         bullet = _BULLET.match(text)
         begin, end = bullet.end() if bullet else 0, len(text)
-        while begin < end and (text[begin].isspace() or self._strange(text[begin])) and not text[begin].isalpha():
+        while begin < end and self._is_untranslated(text[begin]):
             begin += 1
-        while end > begin and (text[end - 1].isspace() or self._strange(text[end - 1])) and not text[end - 1].isalpha():
+        while end > begin and self._is_untranslated(text[end - 1]):
             end -= 1
         if text[begin:end].count('"') == 2 and text[begin] == text[end - 1] == '"' and end - begin > 2:
             begin, end = begin + 1, end - 1
         return text[:begin], text[begin:end], text[end:]
+
+    def _is_untranslated(self, character: str) -> bool:
+        return not character.isalpha() and (character.isspace() or bool(self._unknown_characters(character)))
 
     def _sentences(self, texts: list[str], beams: int) -> list[Sentence]:
         """Translate each sentence; try a doubtful one once more with a lower-case first letter.
 
         A word with a capital has other tokens, and many words were rare at the beginning of sentences in training.
         """
-        found = self._read(texts, beams)
+        found = self._translate(texts, beams)
         again = [
-            n for n, one in enumerate(found) if one.doubtful and not one._foreign and self._may_be_small(one.source)
+            n
+            for n, one in enumerate(found)
+            if one.doubtful and not one._foreign and self._may_be_lower_case(one.source)
         ]
         if again:
-            small = self._read([texts[n][0].lower() + texts[n][1:] for n in again], beams)
-            for n, other in zip(again, small, strict=True):
+            lower_case = self._translate([texts[n][0].lower() + texts[n][1:] for n in again], beams)
+            for n, other in zip(again, lower_case, strict=True):
                 if other.likelihood > found[n].likelihood and len(other.changes) <= len(found[n].changes):
                     found[n] = replace(other, text=other.text[:1].upper() + other.text[1:])
         return found
 
-    def _may_be_small(self, text: str) -> bool:
+    def _may_be_lower_case(self, text: str) -> bool:
         """Return whether the first word has its capital only because it begins the sentence."""
         first = re.match(r"[^\W\d_]+", text)
         if first is None or first[0] == "I" or first[0] in read_as_names(text):
             return False
         return self.words is not None and first[0].lower() in self.words
 
-    def _read(self, texts: list[str], beams: int) -> list[Sentence]:
+    def _translate(self, texts: list[str], beams: int) -> list[Sentence]:
         ids = vocabulary.encode(self.tokenizer, texts)
-        targets = [self._kept(*given, beams) for given in zip(texts, ids, self._generated(ids, beams), strict=True)]
+        targets = [
+            self._with_copies(*given, beams) for given in zip(texts, ids, self._generated(ids, beams), strict=True)
+        ]
         scores = self._scores(ids, targets)
         return [self._sentence(*given) for given in zip(texts, ids, targets, scores, strict=True)]
 
@@ -225,7 +232,7 @@ class Translator:
         end = vocabulary.number(self.tokenizer, vocabulary.END)
         return target[: target.index(end) + 1] if end in target else target
 
-    def _kept(self, text: str, source: list[int], target: list[int], beams: int) -> list[int]:
+    def _with_copies(self, text: str, source: list[int], target: list[int], beams: int) -> list[int]:
         """Return the translation, or another one that keeps more of the numbers and names."""
         target = self._quoted(text, beams) or target
 
@@ -235,7 +242,7 @@ class Translator:
         if not lost(target):
             return target
         best = target
-        for found in chain([target], self._others(text, source, beams)):
+        for found in chain([target], self._alternatives(text, source, beams)):
             other = self._encoded(found[0], with_decades(text, self.tokenizer.decode(found)))
             best = other if lost(other) < lost(best) else best
             if not lost(best):
@@ -248,7 +255,7 @@ class Translator:
         if quote is None:
             return None
         (source,) = vocabulary.encode(self.tokenizer, [quote.text])
-        target = self._kept(quote.text, source, self._generated([source], beams)[0], beams)
+        target = self._with_copies(quote.text, source, self._generated([source], beams)[0], beams)
         sentence = self._sentence(quote.text, source, target, [0.0] * len(target))
         marked = with_marks(quote, sentence)
         return None if marked is None else self._encoded(target[0], marked)
@@ -259,7 +266,7 @@ class Translator:
             change for change in changes(text, self.tokenizer.decode(target), self.words) if change.startswith("the ")
         ]
 
-    def _others(self, text: str, source: list[int], beams: int) -> Iterator[list[int]]:
+    def _alternatives(self, text: str, source: list[int], beams: int) -> Iterator[list[int]]:
         """Yield other translations of a sentence: with stand-ins for its names, and by a search for phrases."""
         wholes = whole_names(text, self.words)
         templates = []  # sentences with stand-ins, and what to put back into their translations
@@ -275,12 +282,12 @@ class Translator:
         for ids, (other, chosen, numbers) in zip(encoded, templates, strict=True):
             known = [Phrase(name, is_number=name.isdigit()) for name in (*chosen.values(), *numbers)]
             wanted = known if numbers else [*phrases(other, self.words), *known]
-            if found := self._searched(other, ids, wanted):
+            if found := self._search_phrases(other, ids, wanted):
                 yield self._restored(found, chosen, numbers)
-        if found := self._searched(text, source, phrases(text, self.words)):
+        if found := self._search_phrases(text, source, phrases(text, self.words)):
             yield found
 
-    def _searched(self, text: str, source: list[int], wanted: list[Phrase]) -> list[int] | None:
+    def _search_phrases(self, text: str, source: list[int], wanted: list[Phrase]) -> list[int] | None:
         return self._search(source, wanted, longest=round(1.5 * len(source)) + 8, digits=may_write_digits(text))
 
     def _restored(self, target: list[int], chosen: dict[str, str], numbers: dict[str, str]) -> list[int]:
@@ -327,7 +334,7 @@ class Translator:
         return count > _PIECES * len(plain)
 
 
-def _normal(text: str) -> str:
+def _normalise(text: str) -> str:
     """Normalise a text to characters that the model knows: composed letters and straight quotation marks."""
     try:
         text.encode()

@@ -99,7 +99,7 @@ class App {
     this.open = this.room.open(this, this.main);
   }
 
-  /** Whether nothing is being asked, waited for or drawn. */
+  /** True while nothing is being asked, waited for or drawn. */
   get isIdle() {
     const plots = this.open?.shown ?? [this.open?.plot];
     return this.source.pending === 0 && waiting.size === 0 && !plots.some((plot) => plot?.dirty);
@@ -110,7 +110,7 @@ class App {
     this.live.textContent = text;
   }
 
-  /** "light" or "dark": what the notebook says, or the system. */
+  /** "light" or "dark": the theme of the notebook, or of the system. */
   #watchTheme() {
     const dark = matchMedia("(prefers-color-scheme: dark)");
     const told = () => {

@@ -21,7 +21,7 @@ export function mixed(stops, t) {
   return stops[i].map((c, k) => Math.round(c + f * (stops[i + 1][k] - c)));
 }
 
-const STEPS = 4096; // of a ramp, as pixels
+const STEPS = 4096; // colours of a ramp
 const ramps = new Map();
 
 /** A ramp as pixels; the last one stands for 1. */
@@ -31,8 +31,8 @@ function rampOf(stops) {
 }
 
 const number = new Float32Array(1), bits = new Uint32Array(number.buffer);
-const LOW = 1e-4; // of the largest: where a logarithmic scale begins
-const FIRST = 24832, LAST = 65280; // of the table: 2⁻³⁰, and infinity
+const LOW = 1e-4; // a logarithmic scale begins at this share of the largest weight
+const FIRST = 24832, LAST = 65280; // entries of the table for 2⁻³⁰ and for infinity
 
 /** A scale from weights to colours: "linear", "sqrt" or "log", up to `high`; or of differences, from −high to high. */
 export class Scale {

@@ -2,7 +2,7 @@
 
 const TYPES = { float32: Float32Array, int32: Int32Array, uint16: Uint16Array, uint8: Uint8Array };
 
-const BACKGROUND = 2; // questions of the background that are under way at a time
+const BACKGROUND = 2; // background questions that may wait for an answer at a time
 
 /** Answers questions. Those of the background wait until nothing else is under way, 1 before 2. */
 class Source {
@@ -137,7 +137,7 @@ export class WidgetSource extends Source {
   }
 }
 
-/** A saved page: what it holds are cells of each head, from which answers are made here. */
+/** A saved page, which holds cells of each head and answers questions from them. */
 export class FileSource extends Source {
   kind = "file";
   #heads = new Map();

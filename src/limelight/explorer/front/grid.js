@@ -1,4 +1,4 @@
-// Heads as thumbnails, by layer or sorted by a measure: large in their own room, small beside the others.
+// Heads as thumbnails, by layer or sorted by a measure: large in their own room, small next to the other rooms.
 import { Scale, largest, picture } from "./colour.js";
 import { dropdown, h, reach, roving } from "./dom.js";
 
@@ -16,7 +16,7 @@ export class HeadGrid {
     roving(this.list, () => this.columns);
     this.label = app.state.label ?? "";
     this.sort = app.state.sort ?? "";
-    this.least = Number(app.state.least) || 0; // of the measure that is sorted by, as a share of the largest
+    this.least = Number(app.state.least) || 0; // heads below this share of the largest measure are left out
     this.shown = new IntersectionObserver((entries) => entries.forEach((entry) => entry.isIntersecting && this.#draw(entry.target)));
     if (this.large) {
       this.resized = new ResizeObserver(() => this.#size());

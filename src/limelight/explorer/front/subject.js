@@ -1,4 +1,4 @@
-// What is explored, as the page knows it: calls, tokens, and what has been asked about heads so far.
+// The subject of the page: its calls and tokens, and a cache of answers about heads.
 
 const SMALL = 1024; // tokens, up to which all thumbnails of a call are asked for at once
 
@@ -23,7 +23,7 @@ export class Subject {
     return at === null || at === undefined ? null : this.texts[at];
   }
 
-  /** Whether queries and keys are the same text. */
+  /** True if queries and keys are the same text. */
   isOneText(call) {
     const { queries, keys, kind } = this.calls[call];
     return queries === keys && kind === "self";

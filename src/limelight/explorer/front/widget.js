@@ -3,7 +3,7 @@ import { start } from "./app.js";
 import { WidgetSource } from "./data.js";
 import { h } from "./dom.js";
 
-/** What anywidget calls for every view; returns what ends it. */
+/** Called by anywidget for every view; returns the function that ends it. */
 export function render({ model, el }) {
   // Keys belong to what has the focus: JupyterLab asks for the attribute, others listen further up.
   const root = h("div", { class: "limelight cell", "data-lm-suppress-shortcuts": "true", onkeydown: (event) => event.stopPropagation() }, h("p", { class: "starting" }, "Reading…"));

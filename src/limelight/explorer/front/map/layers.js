@@ -2,8 +2,8 @@
 import { largest } from "../colour.js";
 
 export const SIDE = 256;
-const KEPT = 160; // tiles: values and their picture are half a megabyte each
-const TOGETHER = 4, AT_ONCE = 3; // tiles of a request, requests
+const KEPT = 160; // tiles in memory: the values and the picture of each are half a megabyte
+const TOGETHER = 4, AT_ONCE = 3; // tiles in a request, and requests at a time
 
 /** Tiles of all heads that were looked at lately. */
 class Cache {

@@ -1,8 +1,8 @@
-// What is known about the place that is pointed at, in words and numbers.
+// The panel that describes the place that is pointed at, in words and numbers.
 import { count, h, weight } from "../dom.js";
 import { name } from "./plot.js";
 
-/** The panel beside the map. */
+/** The panel next to the map. */
 export class Readout {
   constructor(app, jump) {
     Object.assign(this, { app, jump });
@@ -21,7 +21,7 @@ export class Readout {
     this.looks.element.hidden = this.seen.element.hidden = true;
   }
 
-  /** At once: what the tiles know. */
+  /** Shows at once what the tiles hold. */
   point({ query, key, level, value, names, signed, reduce }) {
     const cell = 1 << level, place = (n, most) => (cell === 1 ? count(n) : `${count(n - (n % cell))}–${count(Math.min(most, n - (n % cell) + cell) - 1)}`);
     const { queries, keys } = this.app.subject.calls[this.app.state.call];
@@ -42,7 +42,7 @@ export class Readout {
     return (this.number.textContent = this.isWaiting ? "…" : Number.isNaN(value) ? "masked" : (value < 0 ? "−" : "") + weight(Math.abs(value)));
   }
 
-  /** A little later: what the server knows. */
+  /** Shows what the server answers, a little later. */
   describe(found, { level, names }) {
     const fact = (term, value) => [h("dt", {}, term), h("dd", {}, value)];
     if (level > 0 && !found.masked)

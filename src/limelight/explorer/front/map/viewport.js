@@ -1,6 +1,6 @@
 // Which part of a matrix is in view: the key and query at the upper left corner, and how many pixels a weight has.
 
-const LARGEST = 96; // pixels of a weight
+const LARGEST = 96; // pixels of a weight, at most
 
 export class Viewport {
   #listeners = new Set();
@@ -14,7 +14,7 @@ export class Viewport {
     this.#listeners.add(listener);
   }
 
-  /** Of another matrix, or another area on the screen; the corner and the zoom, as a multiple of the whole, stay. */
+  /** Changes to another matrix or another area of the screen; the corner and the zoom relative to the whole stay. */
   resize({ keys = this.keys, queries = this.queries, width = this.width, height = this.height }) {
     const times = this.s / this.least;
     Object.assign(this, { keys, queries, width: Math.max(1, width), height: Math.max(1, height) });

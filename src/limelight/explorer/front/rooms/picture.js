@@ -11,8 +11,8 @@ export const pictureRoom = {
 
 const SOURCES = [["head", "head"], ["layer", "mean of the heads"], ["stack", "mean of all layers"], ["rollout", "rollout over layers"]];
 const VIEWS = [["both", "heat on picture"], ["heat", "heat"], ["picture", "picture"]];
-const OPACITY = [0.15, 0.9]; // of no heat and of the most, on the picture
-const ON_PICTURE = "dark"; // in any theme: what is hot is bright
+const OPACITY = [0.15, 0.9]; // opacity over the picture without heat, and at the most heat
+const ON_PICTURE = "dark"; // the ramp on pictures, in any theme: heat is bright
 const LISTED = 8;
 
 class PictureRoom {

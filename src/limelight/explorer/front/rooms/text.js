@@ -11,7 +11,7 @@ export const textRoom = {
 };
 
 const CHUNK = 256; // tokens that are made at a time, when they come into view
-const ARCS = 96; // tokens, up to which links are drawn as arcs
+const ARCS = 96; // links of up to so many tokens are drawn as arcs
 const SOURCES = [["head", "heads"], ["layer", "mean of the layer"], ["stack", "mean of all layers"], ["rollout", "rollout"]];
 
 class TextRoom {

@@ -8,7 +8,7 @@ export const translateRoom = {
 };
 
 const EXAMPLE = "The cat is sleeping on the table because it is tired.";
-const LEAST = 0.08; // weight of a link that is drawn
+const LEAST = 0.08; // links with a lower weight are not drawn
 const END = "</s>";
 const spoken = (word) => (word === END ? "end" : shown(word)), ending = (word) => (word === END ? " ending" : "");
 

@@ -1,4 +1,4 @@
-// What if: switch heads off, change their temperature, knock pairs out, and see what the model makes of it.
+// What if: switch heads off, change their temperature, knock pairs out, and see the output of the model.
 import { Scale } from "../colour.js";
 import { dropdown, h, settled, shown } from "../dom.js";
 import { HeadGrid } from "../grid.js";

@@ -1,4 +1,4 @@
-// What a number of a step is made of, in words; the numbers that it comes from are framed by the way.
+// Explains a number of a step in words, and frames the numbers that it comes from.
 import { shown, weight } from "../dom.js";
 
 export const number = (x) => (x === -Infinity ? "−∞" : x.toFixed(Math.abs(x) < 10 ? 2 : 1).replace("-", "−"));

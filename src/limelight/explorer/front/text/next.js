@@ -1,4 +1,4 @@
-// What a decoder expects after the chosen token, and what came.
+// The predictions of a decoder after the chosen token, and the token that came.
 import { count, h, shown } from "../dom.js";
 
 export class NextTokens {

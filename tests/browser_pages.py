@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import limelight as ll
-from browser import Tab
+from browser import NewTab, Tab
 
 N, LONG = 41, 1303
 
@@ -57,6 +57,21 @@ def look_alike(one: Tab, again: Tab) -> None:
     while (np.abs(again.pixels() - one.pixels()).max(-1) > 8).mean() >= 0.002:
         assert time.monotonic() < end, "the address does not restore the view"
         one.page.wait_for_timeout(100)
+
+
+SCREENS: list[dict[str, Any]] = [{}, {"color_scheme": "dark"}, {"viewport": {"width": 390, "height": 844}}]
+
+
+def check_accessibility(tab: NewTab, axe: str, url: str, view: str, screen: dict[str, Any]) -> None:
+    """Open a view on one of ``SCREENS``, where it may not be too wide, and check the rules of axe-core."""
+    one = tab(**{name: x for name, x in screen.items() if name != "viewport"})
+    if "viewport" in screen:
+        one.page.set_viewport_size(screen["viewport"])
+    one.open(url, view)
+    assert one.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    one.page.evaluate(axe)
+    found = one.page.evaluate("axe.run()")
+    assert [(v["id"], [n["html"] for n in v["nodes"]][:3]) for v in found["violations"]] == []
 
 
 def focused(page: Any) -> str:

@@ -15,6 +15,7 @@ import torch
 
 import limelight as ll
 from browser import NewTab, Tab, colour, open_widget
+from browser_pages import SCREENS, check_accessibility
 from limelight.explorer import Explorer, explore, save_page
 from limelight.explorer.subject import Subject
 from limelight.lens import Call, Grid, Record
@@ -204,19 +205,9 @@ def test_a_widget_draws_the_same(tab: NewTab, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("address", ["call=1&head=2&token=15", "call=3&head=1", "call=2&head=1"])
-@pytest.mark.parametrize(
-    "options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 390, "height": 844}}], ids=str
-)
-def test_rules_of_accessibility(page: Explorer, tab: NewTab, axe: str, address: str, options: dict[str, Any]) -> None:
-    size = options.get("viewport")
-    one = tab(**{name: x for name, x in options.items() if name != "viewport"})
-    if size:
-        one.page.set_viewport_size(size)
-    one.open(page.url, f"#picture?{address}")
-    assert one.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-    one.page.evaluate(axe)
-    found = one.page.evaluate("axe.run()")
-    assert [(v["id"], [n["html"] for n in v["nodes"]][:3]) for v in found["violations"]] == []
+@pytest.mark.parametrize("screen", SCREENS, ids=str)
+def test_rules_of_accessibility(page: Explorer, tab: NewTab, axe: str, address: str, screen: dict[str, Any]) -> None:
+    check_accessibility(tab, axe, page.url, f"#picture?{address}", screen)
 
 
 @pytest.mark.slow

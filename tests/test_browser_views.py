@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from browser import NewTab
-from browser_pages import DENSE, N, look_alike
+from browser_pages import DENSE, SCREENS, N, check_accessibility, look_alike
 from limelight.explorer import Explorer
 
 pytestmark = pytest.mark.slow
@@ -137,18 +137,9 @@ def test_without_motion_views_change_at_once(long_page: Explorer, tab: NewTab) -
 @pytest.mark.parametrize(
     "room", ["heads", "map", "text", "steps", "steps?show=model", "steps?show=own", "translate", "what-if"]
 )
-@pytest.mark.parametrize(
-    "options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 390, "height": 844}}], ids=str
-)
+@pytest.mark.parametrize("screen", SCREENS, ids=str)
 def test_rules_of_accessibility(
-    reading_page: Explorer, tab: NewTab, axe: str, room: str, options: dict[str, Any]
+    reading_page: Explorer, tab: NewTab, axe: str, room: str, screen: dict[str, Any]
 ) -> None:
-    size = options.pop("viewport", None)
-    page = tab(**options)
-    if size:
-        page.page.set_viewport_size(size)
-    page.open(reading_page.url, f"#{room}{'&' if '?' in room else '?'}call=1&head=2&token=3&cell=3,2")
-    assert page.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-    page.page.evaluate(axe)
-    found = page.page.evaluate("axe.run()")
-    assert [(v["id"], [n["html"] for n in v["nodes"]][:3]) for v in found["violations"]] == []
+    view = f"#{room}{'&' if '?' in room else '?'}call=1&head=2&token=3&cell=3,2"
+    check_accessibility(tab, axe, reading_page.url, view, screen)

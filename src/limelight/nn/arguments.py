@@ -97,6 +97,15 @@ def check_norm(who: str, norm: Any) -> None:
         check_module(who, "norm", norm, "nn.LayerNorm(32)")
 
 
+def check_activation(who: str, activation: Any) -> None:
+    """Raise unless ``activation`` is a function of a tensor; the class of an activation is not one."""
+    if isinstance(activation, type) or not callable(activation):
+        raise TypeError(
+            f"{who}: activation must be a function of a tensor such as torch.nn.functional.gelu, not "
+            f"{_shown(activation)}"
+        )
+
+
 def check_positions(who: str, positions: Any) -> Positions:
     """Return a position scheme; None is the one that does nothing."""
     if positions is None:

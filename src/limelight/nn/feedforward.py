@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from limelight.core.checks import check_count, check_number, describe
+from limelight.core.checks import check_count, check_number
 from limelight.core.tracing import is_eager
-from limelight.nn.arguments import explain_arguments
+from limelight.nn.arguments import check_activation, explain_arguments
 from limelight.nn.linear import Linear, project
 
 
@@ -36,11 +36,7 @@ class FeedForward(nn.Module):
         super().__init__()
         who = type(self).__name__
         width, hidden = check_count(who, "width", width, 1), check_count(who, "hidden", hidden, 1)
-        if isinstance(activation, type) or not callable(activation):
-            given = repr(activation) if isinstance(activation, str) else describe(activation)
-            raise TypeError(
-                f"{who}: activation must be a function of a tensor such as torch.nn.functional.gelu, not {given}"
-            )
+        check_activation(who, activation)
         self.activation = activation
         self.gate = Linear(width, hidden, bias=bias) if gated else None
         self.up = Linear(width, hidden, bias=bias)

@@ -14,6 +14,7 @@
 #include "kernels.h"
 #include "large_pages.h"
 #include "machine_limits.h"
+#include "pass_rows.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
@@ -279,6 +280,47 @@ void bind_tokens(nb::module_& m) {
         "sines\nand their batch stride, and a part is (heads, x, strides, out, strides).");
 }
 
+void bind_pass_rows(nb::module_& m) {
+    m.def(
+        "take_rows",
+        [](const std::array<int64_t, 5>& sizes, Address x, const Strides& strides, Address places, Address out,
+           int threads) {
+            const TakenRows t{sizes[0],
+                              sizes[1],
+                              sizes[2],
+                              rows(x, int(sizes[4]), strides),
+                              reinterpret_cast<const int64_t*>(places),
+                              sizes[3],
+                              pointer(out)};
+            nb::gil_scoped_release release;
+            take_rows(t, threads);
+        },
+        nb::kw_only(), "sizes"_a, "x"_a, "strides"_a, "places"_a, "out"_a, "threads"_a,
+        "Copy some rows of x to contiguous memory; `sizes` are (B, heads, width, places, type).");
+    m.def(
+        "merge_rows",
+        [](const std::array<int64_t, 6>& sizes, Address out, const Strides& out_strides, Address lse, Address other,
+           const Strides& other_strides, Address other_lse, Address places, int threads) {
+            const int type = int(sizes[5]);
+            const MergedRows r{sizes[0],
+                               sizes[1],
+                               sizes[2],
+                               rows(out, type, out_strides),
+                               rows(other, type, other_strides),
+                               pointer(lse),
+                               pointer(other_lse),
+                               sizes[3],
+                               sizes[4],
+                               reinterpret_cast<const int64_t*>(places)};
+            nb::gil_scoped_release release;
+            merge_rows(r, threads);
+        },
+        nb::kw_only(), "sizes"_a, "out"_a, "out_strides"_a, "lse"_a, "other"_a, "other_strides"_a, "other_lse"_a,
+        "places"_a, "threads"_a,
+        "Join the softmax of some rows over other keys to that of all rows, in place; `sizes` are (B, heads, width,\n"
+        "rows, other rows, type).");
+}
+
 // Runs the handlers of signals that have arrived, and throws what they raise: Ctrl-C does not wait for the end of a call.
 // The thread that calls it has released the GIL.
 void check_signals() {
@@ -300,6 +342,7 @@ NB_MODULE(_native, m) {
     bind_gradients(m);
     bind_calls(m);
     bind_tokens(m);
+    bind_pass_rows(m);
     m.def(
         "move_to_large_pages", [](Address data, int64_t bytes) { move_to_large_pages(pointer(data), bytes); }, "data"_a,
         "bytes"_a, "Move memory that is read again and again to large pages, where the system can.");

@@ -111,3 +111,32 @@ def test_peak_memory_of_questions(mask: str) -> None:
     code = QUESTIONS.format(mask=mask)
     extra = printed_by(code)
     assert extra < 128, f"{extra:.0f} MB beyond inputs and results"
+
+
+SPARSE_QUESTIONS = """
+import torch, limelight as ll
+
+def ask(n):
+    q, k = (torch.randn(1, 2, n, 64) for _ in range(2))
+    before = peak()
+    seen = ll.weights(q, k, mask={mask}).observe({asked})
+    after = peak()
+    results = [x for x in vars(seen).values() if isinstance(x, torch.Tensor)] + list(seen.top or ())
+    return (after - before) / 1024 - sum(x.numel() * x.itemsize for x in results) / 2**20
+
+ask(256)
+print(ask(32768))
+"""
+
+
+@pytest.mark.parametrize(
+    ("mask", "asked"),
+    [
+        ("ll.Strided(64)", "entropy=True, received=True, top=4, distance=True, cover=0.5"),
+        ("ll.Causal() & (ll.Window(100) | ll.Strided(64))", "max=True, received=True, top=4, mass=ll.Strided(128)"),
+    ],
+)
+def test_peak_memory_of_questions_in_passes(mask: str, asked: str) -> None:
+    """Copies of queries and keys in another order are 32 MB; the spans of such masks would be 64 MB and more."""
+    extra = printed_by(SPARSE_QUESTIONS.format(mask=mask, asked=asked))
+    assert extra < 32 + 64, f"{extra:.0f} MB beyond inputs and results"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import pickle
 from collections.abc import Callable
 
@@ -163,7 +164,7 @@ def test_no_pair_is_computed_twice_or_left_out() -> None:
     N, M = 23, 31
     for mask in PATTERNS:
         counts = torch.zeros(2, N, M, dtype=torch.int64)
-        for queries, keys, spans, _ in plan(mask, N, M):
+        for queries, keys, spans, *_ in plan(mask, N, M):
             queries = torch.arange(N) if queries is None else queries
             keys = torch.arange(M) if keys is None else keys
             inside = torch.arange(len(keys))
@@ -177,9 +178,59 @@ def test_no_pair_is_computed_twice_or_left_out() -> None:
 
 def test_what_passes_cannot_express_is_said_and_still_exact() -> None:
     q, k, v = (torch.randn(1, 2, 29, 5) for _ in "qkv")
-    for options in ({"mask": ll.Strided(4) | ll.Strided(6)}, {"mask": ll.Strided(4), "bias": ll.ALiBi(2)}):
+    full = ll.DenseBias(torch.randn(29, 29))
+    for options in ({"mask": ll.Strided(4) | ll.Strided(6)}, {"mask": ll.Strided(4), "bias": full}):
         assert "many short spans" in ll.backend_for(q, k, v, **options).reason
         torch.testing.assert_close(ll.attention(q, k, v, **options), reference.attention(q, k, v, **options))
+    fewer = {"mask": ll.Strided(4), "bias": ll.ALiBi(2)}
+    assert "many short spans" in ll.backend_for(q[:, :, 6:], k, v, **fewer).reason
+    want = reference.attention(q[:, :, 6:], k, v, **fewer)
+    torch.testing.assert_close(ll.attention(q[:, :, 6:], k, v, **fewer), want)
+
+
+@pytest.mark.parametrize("mask", PATTERNS, ids=repr)
+@pytest.mark.parametrize("N", [31, 13])
+def test_biases_go_along_with_their_gradients(mask: Mask, N: int) -> None:
+    tensors = [torch.randn(s, dtype=torch.float64) for s in ((2, 6, N, 5), (2, 3, 31, 5), (2, 3, 31, 7))]
+    tensors += [torch.rand(6), torch.randn(6, 23), torch.randn(6, 8), torch.randn(2, 6, 1, 31), torch.randn(N, 1)]
+    dout = torch.randn(2, 6, N, 7, dtype=torch.float64)
+    for chosen in ((3,), (4,), (5,), (6,), (6, 7), (3, 4, 5, 6)):
+        results = []
+        for attend in (ll.attention, reference.attention):
+            leaves = [x.clone().requires_grad_() for x in tensors]
+            q, k, v, slopes, table, buckets, by_key, by_query = leaves
+            biases = [ll.ALiBi(slopes), ll.Relative(table), ll.Relative.t5(buckets, max_distance=17)]
+            biases += [ll.DenseBias(by_key), ll.DenseBias(by_query)]
+            bias = functools.reduce(operator.add, (biases[n - 3] for n in chosen))
+            out = attend(q, k, v, mask=mask, bias=bias)
+            results.append([out, *torch.autograd.grad(out, [q, k, v, *(leaves[n] for n in chosen)], dout)])
+        for got, want in zip(*results, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        carried = chosen == (6,) or (N == 31 and chosen != (6, 7))
+        assert not carried or " pass" in ll.backend_for(q, k, v, mask=mask, bias=bias).reason
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_are_moved_and_merged(dtype: torch.dtype) -> None:
+    B, H, N, n, width = 2, 3, 37, 19, 11
+    places = torch.randperm(N)[:n]
+    x = torch.randn(B, N, H, width, dtype=dtype).transpose(1, 2)
+    assert torch.equal(native.take_rows(x, places), x[:, :, places])
+    other = torch.randn(B, n, H, width, dtype=dtype).transpose(1, 2)
+    lse, other_lse = 30 * torch.randn(B, H, N, dtype=dtype), 30 * torch.randn(B, H, n, dtype=dtype)
+    lse[0, 1, places[:3]] = other_lse[0, 1, 2:5] = -torch.inf
+    x[lse == -torch.inf], other[other_lse == -torch.inf] = 0.0, 0.0
+    mine = lse[:, :, places].double()
+    total = torch.logaddexp(mine, other_lse.double())
+    safe = torch.where(total == -torch.inf, 0.0, total)
+    parts = (x[:, :, places], mine), (other, other_lse.double())
+    want = sum(o.double() * torch.exp(part - safe)[..., None] for o, part in parts)
+    out, out_lse = x.clone(memory_format=torch.preserve_format), lse.clone()
+    native.merge_rows(out, out_lse, other, other_lse, places)
+    torch.testing.assert_close(out[:, :, places].double(), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out_lse[:, :, places].double(), total, rtol=1e-6, atol=1e-5)
+    rest = torch.ones(N, dtype=torch.bool).scatter(0, places, False)
+    assert torch.equal(out[:, :, rest], x[:, :, rest])
 
 
 def test_dense_masks_skip_blocks_that_are_false() -> None:

@@ -143,11 +143,21 @@ void add_block(const RowScratch<C>& y, int64_t i, const QueryTile<C>& x, const O
     for (const auto& s : y.statistics) s->add_weights(x, b, decay, i);
 }
 
+// A row whose normalisers are known: the keys that it has met here may be a part of all that they stand for.
+template <class C> RowResult<C> finish_part(const Problem& p, int64_t batch, const Row& row, const RowSums<C>& sums) {
+    const int64_t all = p.B * p.Hq * p.N, at = (batch * p.Hq + row.head) * p.N + row.query;
+    const C* found = reinterpret_cast<const C*>(p.normalisers) + at;
+    const C m = found[0], l = found[all];
+    if (sums.l == C(0)) return {true, C(0), C(0), m, l};
+    const Rounded<C> factor(std::exp2(double(sums.m) - double(m)) / double(l));
+    return {false, factor.value, factor.rest, m, l};
+}
+
 template <class C>
 void write_record(const Problem& p, const RowStatistics<C>& statistics, const RowRecord<C>& record, int64_t batch,
                   const Row& row, char* at, bool known) {
     const RowSums<C>& sums = record.sums(at);
-    const RowResult<C> result = finish_row(p, row.head, sums.m, sums.l);
+    const RowResult<C> result = known ? finish_part(p, batch, row, sums) : finish_row(p, row.head, sums.m, sums.l);
     if (!known) write_normalisers(p, batch, row, result);
     for (size_t s = 0; s < statistics.size(); ++s)
         statistics[s]->write((batch * p.Hq + row.head) * p.N + row.query, record.state(at, s), sums, result);

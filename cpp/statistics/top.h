@@ -111,12 +111,13 @@ public:
     }
 
     // The keys that are not there have a weight of 0: the lowest of them follow.
-    void write(int64_t row, char* state, const RowSums<C>& sums, const RowResult<C>& result) const override {
+    void write(int64_t row, char* state, const RowSums<C>&, const RowResult<C>& result) const override {
         State& s = *reinterpret_cast<State*>(state);
         C* weights = weights_ + row * k_;
         int64_t* keys = out_keys_ + row * k_;
         for (int32_t n = 0; n < s.count; ++n) {
-            weights[n] = std::exp2(s.best()[n].logit - sums.m) * result.factor;
+            // From the normalisers of the whole row, so that equal logits have equal weights in all of its parts.
+            weights[n] = std::exp2(s.best()[n].logit - result.m) / result.l;
             keys[n] = s.best()[n].key;
         }
         if (s.count == k_) return;

@@ -35,7 +35,7 @@ from limelight.backends.native import (
 )
 from limelight.backends.running_rows import RunningRows
 from limelight.backends.shared import SharedBackward
-from limelight.backends.statistic import Statistic, WeightsBlock, Window, sum_parts
+from limelight.backends.statistic import Statistic, WeightsBlock, Window, add_at, sum_parts
 
 __all__ = [
     "Backend",
@@ -46,6 +46,7 @@ __all__ = [
     "Statistic",
     "WeightsBlock",
     "Window",
+    "add_at",
     "attention",
     "attention_int8",
     "attention_with_normalisers",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.backends import autograd, blocks, native, no_kernels, passes, sdpa, statistic_autograd
+from limelight.backends import autograd, blocks, native, no_kernels, pass_statistics, passes, sdpa, statistic_autograd
 from limelight.backends.gradients import Normalisers
 from limelight.backends.int8 import Int8Rows
 from limelight.backends.shared import SharedBackward
@@ -124,6 +124,8 @@ def statistics(
         return blocks.statistics(p, asked, needs_grad), None
     if needs_grad:
         return statistic_autograd.statistics(p, asked, known, shared)
+    if pass_statistics.reorders(p, asked):
+        return pass_statistics.statistics(p, asked, known)
     return native.statistics(p.q, p.k, p.lower(), p.sizes, asked, known)
 
 

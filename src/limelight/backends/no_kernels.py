@@ -27,7 +27,7 @@ def _missing(*args: Any, **options: Any) -> NoReturn:
 set_isa = peak_flops = read_bandwidth = _missing
 Problem = cut = forward = backward = statistics = _missing
 Request = Gradients = Grid = Spans = AllowedKeys = _missing
-linear = rms_norm = rotate = _missing
+linear = rms_norm = rotate = take_rows = merge_rows = _missing
 
 
 def move_to_large_pages(data: int, bytes: int) -> None:

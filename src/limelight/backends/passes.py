@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from limelight.backends import native
 from limelight.core.masks import Spans
 from limelight.core.masks.passes import Pass, plan
+from limelight.core.pass_biases import can_carry, carry
 from limelight.core.problem import Problem
 from limelight.core.tracing import has_subclass, is_traced
 
@@ -25,11 +27,15 @@ _LARGE = 40.0  # log(1 + exp(x)) is x from here on, in float64 as well
 
 def passes_of(p: Problem) -> list[Pass] | None:
     """Return the passes of a problem, or None where its mask is computed in one, in the order of the tokens."""
-    if p.mask is None or not p.mask.reorders or p.bias is not None or 0 in p.sizes:
+    if p.mask is None or not p.mask.reorders or 0 in p.sizes:
         return None
     if is_traced() or has_subclass(p.q, p.k):
         return None
-    return plan(p.mask, p.sizes.N, p.sizes.M)
+    N, M = p.sizes.N, p.sizes.M
+    found = plan(p.mask, N, M)
+    if found is None or p.bias is None or all(can_carry(p.bias, x, N, M) for x in found):
+        return found
+    return None
 
 
 def describe(p: Problem) -> str:
@@ -37,7 +43,7 @@ def describe(p: Problem) -> str:
     found = passes_of(p)
     if found is not None:
         return f"in {len(found)} pass{'' if len(found) == 1 else 'es'}: {', '.join(x.order for x in found)}"
-    why = "the mask" if p.bias is None else "a bias by position"
+    why = "the mask" if p.bias is None else "the bias"
     return f"as many short spans of keys for each query (slow): {why} keeps queries and keys in their order"
 
 
@@ -46,21 +52,37 @@ def attention(p: Problem, v: Tensor, passes: Sequence[Pass], attend: Attend) -> 
     N = p.sizes.N
     total: tuple[Tensor, Tensor] | None = None
     for x in sorted(passes, key=lambda x: x.queries is not None and len(x.queries) < N):  # of all queries first
-        out, lse = attend(_problem_of(p, x), _take(v, x.keys))
+        out, lse = attend(problem_of(p, x), take(v, x.keys))
         out = out.to(lse.dtype)
-        if x.queries is None or len(x.queries) == N:
-            places = None if x.queries is None else _inverse(x.queries)
-            found = _take(out, places), _take(lse, places)
-            total = found if total is None else _merge(*total, *found)
-            continue
         if total is None:
-            total = out.new_zeros(*out.shape[:2], N, out.shape[3]), lse.new_full((*lse.shape[:2], N), -torch.inf)
-        before = _select(total[0], x.queries), _select(total[1], x.queries)
-        rows = _merge(*before, out, lse)
-        total = _put(total[0], x.queries, rows[0]), _put(total[1], x.queries, rows[1])
+            total = _spread(out, lse, x.queries, N)
+        else:
+            total = _join(total, out, lse, x.queries)
     assert total is not None
     out, lse = total if p.sink is None else _join_sink(*total, p.sink.to(total[1].dtype)[:, None] / p.temperature)
     return out.to(v.dtype), lse
+
+
+def _spread(out: Tensor, lse: Tensor, queries: Tensor | None, N: int) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp of all N rows, of which some queries have a part."""
+    if queries is None:
+        return out, lse
+    if len(queries) == N:
+        places = _inverse(queries)
+        return take(out, places), take(lse, places)
+    nothing = out.new_zeros(*out.shape[:2], N, out.shape[3]), lse.new_full((*lse.shape[:2], N), -torch.inf)
+    return _join(nothing, out, lse, queries)
+
+
+def _join(total: tuple[Tensor, Tensor], out: Tensor, lse: Tensor, queries: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Merge what some queries found in a pass into all rows, in place where no gradient is asked for."""
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in (*total, out, lse)):
+        native.merge_rows(*total, out, lse, queries)
+        return total
+    if queries is None or len(queries) == total[1].shape[2]:
+        return _merge(*total, *_spread(out, lse, queries, total[1].shape[2]))
+    rows = _merge(take(total[0], queries), take(total[1], queries), out, lse)
+    return total[0].index_copy(2, queries, rows[0]), total[1].index_copy(2, queries, rows[1])
 
 
 def _merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,52 +101,41 @@ def _join_sink(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
     return out * torch.sigmoid(lse - sink)[..., None], total
 
 
-def _problem_of(p: Problem, x: Pass) -> Problem:
-    spec = p.spec._replace(mask=None if x.spans is None else Spans(x.spans), sink=None)
-    return Problem(_take(p.q, x.queries), _take(p.k, x.keys), spec)
+def problem_of(p: Problem, x: Pass, *, sink: Tensor | None = None) -> Problem:
+    """Make the problem of the queries and keys of a pass, without the sink unless one is given."""
+    bias = None if p.bias is None else carry(p.bias, x, p.sizes.N, p.sizes.M, p.compute_dtype)
+    spec = p.spec._replace(mask=None if x.spans is None else Spans(x.spans), bias=bias, sink=sink)
+    return Problem(take(p.q, x.queries), take(p.k, x.keys), spec)
 
 
-def _take(x: Tensor, places: Tensor | None) -> Tensor:
+def take(x: Tensor, places: Tensor | None) -> Tensor:
+    """``x.index_select(2, places)``; None stands for all in their order."""
     if places is None:
         return x
-    if len(places) == x.shape[2]:
-        return _reorder(x, places, _inverse(places))
-    return _select(x, places)
+    return take(x[..., None], places)[..., 0] if x.ndim == 3 else _take(x, places)
 
 
-def _select(x: Tensor, places: Tensor) -> Tensor:
-    """``x.index_select(2, places)``, which torch computes several times as fast along the first axis."""
-    if not x.is_contiguous():
-        return x.index_select(2, places)
-    B, H, M = x.shape[:3]
-    rows = M * torch.arange(B * H)[:, None] + places
-    found: Tensor = x.flatten(0, 2).index_select(0, rows.flatten()).unflatten(0, (B, H, -1))
-    return found
-
-
-class _Reorder(torch.autograd.Function):
-    """``x`` in another order, whose gradient is put back in order: quicker than the sum that torch makes of it."""
+class _Take(torch.autograd.Function):
+    """Rows ``places`` of a tensor, each at most once, so that no sums are made of their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, places: Tensor, back: Tensor) -> Tensor:
-        ctx.save_for_backward(places, back)
-        return _select(x, places)
+    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.rows = x.shape[2]
+        return native.take_rows(x, places)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        places, back = ctx.saved_tensors
-        return _reorder(gradient, back, places), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (places,) = ctx.saved_tensors
+        if len(places) == ctx.rows:
+            return _take(gradient, _inverse(places)), None
+        B, H, _, width = gradient.shape
+        return gradient.new_zeros(B, H, ctx.rows, width).index_copy(2, places, gradient), None
 
 
-_reorder: Callable[[Tensor, Tensor, Tensor], Tensor] = _Reorder.apply
+_take: Callable[[Tensor, Tensor], Tensor] = _Take.apply
 
 
 def _inverse(places: Tensor) -> Tensor:
     """The places of 0, 1, 2, … in a permutation."""
     return torch.empty_like(places).scatter_(0, places, torch.arange(len(places)))
-
-
-def _put(x: Tensor, places: Tensor, rows: Tensor) -> Tensor:
-    """Replace some rows of ``x``, in place where no gradient is asked for."""
-    put = x.index_copy if x.requires_grad or rows.requires_grad else x.index_copy_
-    return put(2, places, rows)

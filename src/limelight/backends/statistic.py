@@ -4,7 +4,7 @@ A statistic is one class (in ``limelight.matrix.statistics``) that states the sa
 ``of_block`` computes its part for a block of rows, and ``join`` puts the parts of all blocks together. For the kernels:
 the name of its kernel (in ``cpp/statistics``), the tensors that the kernel writes, and the result that is made of them.
 Where the kernels compute its gradient too, it also states how the gradient of its result becomes one of what the kernel
-writes.
+writes. Where a mask is computed in several passes, ``add_pass`` puts together what the kernel writes for each of them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from limelight.core.masks import Mask
+from limelight.core.masks.passes import Pass
 from limelight.core.problem import Sizes
 
 
@@ -54,7 +55,7 @@ class Statistic:
     """Base of all statistics; by default one number for each row, ``(B, H, N)``."""
 
     kernel: ClassVar[str]  # its name in cpp/statistics
-    mask: Mask | None = None  # a mask that the kernel takes
+    mask: Mask | None = None  # a mask that the kernel takes; the result is each row's weight on what it allows
     operand: Tensor | None = None  # a tensor (B, H, N, width) that the kernel takes, to which a gradient may flow
     window: Window | None = None  # None for the whole matrix
 
@@ -83,6 +84,17 @@ class Statistic:
         """Return the result, made of the tensors that the kernel wrote."""
         return outputs[0]
 
+    def joins(self, passes: Sequence[Pass]) -> bool:
+        """Return True if ``add_pass`` makes the whole of these passes; else the kernel walks the spans of the mask."""
+        return True
+
+    def add_pass(self, total: list[Tensor], part: list[Tensor], x: Pass) -> None:
+        """Add what the kernel wrote for the queries and keys of a pass to what it writes for all of them.
+
+        The weights of a pass are those of the whole rows, and passes share no weight. By default rows are added up.
+        """
+        add_at(total[0], x.queries, part[0])
+
     def weighted_gradient(self, gradient: Tensor, result: Tensor, total: Tensor | float) -> Tensor | None:
         """Σ of each row's weights times their gradients, ``(B, H, N)``, where it follows from the result; else None.
 
@@ -110,6 +122,14 @@ class Statistic:
     def with_operand(self, operand: Tensor) -> Statistic:
         """The same statistic of another tensor."""
         raise NotImplementedError
+
+
+def add_at(total: Tensor, places: Tensor | None, part: Tensor) -> None:
+    """Add a part to some places along the third axis, or to all in their order."""
+    if places is None:
+        total += part
+    else:
+        total[:, :, places] += part
 
 
 def sum_parts(parts: Sequence[Tensor]) -> Tensor:

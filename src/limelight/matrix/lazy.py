@@ -77,8 +77,13 @@ class LazyWeights(Weights):
         b, h = self._place(batch, head)
         heads = None if h is None else [h]
         known = self._known()
-        q, k, lowered = self._parts_of([b], heads)
-        chosen = LazyWeights(raise_spec(q[0], k[0], lowered))
+        plain = self._plain_part([b], heads)
+        if plain is None:
+            q, k, lowered = self._parts_of([b], heads)
+            chosen = LazyWeights(raise_spec(q[0], k[0], lowered))
+        else:
+            q, k, spec = plain
+            chosen = LazyWeights(Problem(q[0], k[0], spec))
         if known is not None:
             at = slice(None) if h is None else slice(h, h + 1)
             part = Normalisers(known.lse[b : b + 1, at], known.scaled[:, b : b + 1, at])
@@ -89,12 +94,10 @@ class LazyWeights(Weights):
         self, heads: Sequence[int] | None = None, queries: range | None = None, keys: int | None = None
     ) -> Weights:
         """Some heads, consecutive queries and the first keys, as lazy as before."""
-        p = self._problem
-        has_heads = any(x is not None and x.lead()[1] > 1 for x in (p.mask, p.bias))
-        if queries is None and keys is None and not has_heads:
-            q, k = take(p.q, heads, 1), take(p.k, key_heads(heads, p.sizes.Hq // p.sizes.Hkv), 1)
-            sink = p.sink if p.sink is None else take(p.sink, heads, 0)
-            return LazyWeights(Problem(self._with_lead(q), self._with_lead(k), p.spec._replace(sink=sink)))
+        plain = self._plain_part(None, heads) if queries is None and keys is None else None
+        if plain is not None:
+            q, k, spec = plain
+            return LazyWeights(Problem(self._with_lead(q), self._with_lead(k), spec))
         q, k, lowered = self._parts_of(None, heads, queries, keys)
         return LazyWeights(raise_spec(self._with_lead(q), self._with_lead(k), lowered))
 
@@ -110,6 +113,22 @@ class LazyWeights(Weights):
         added = DenseBias((p.temperature * factors.to(p.compute_dtype).log())[:, :, None])
         return self.changed(bias=added if p.bias is None else p.bias + added, sink=None)
 
+    def _plain_part(
+        self, batch: list[int] | None, heads: Sequence[int] | None
+    ) -> tuple[Tensor, Tensor, AttentionSpec] | None:
+        """The queries, keys and options of a part, or None where mask or bias differ in what is chosen from."""
+        p = self._problem
+        leads = [x.lead() for x in (p.mask, p.bias) if x is not None]
+        if any((batch is not None and b > 1) or (heads is not None and h > 1) for b, h in leads):
+            return None
+        sink = p.sink if p.sink is None else take(p.sink, heads, 0)
+        return *self._operands_of(batch, heads), p.spec._replace(sink=sink)
+
+    def _operands_of(self, batch: list[int] | None, heads: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+        p = self._problem
+        q = take(take(p.q, batch, 0), heads, 1)
+        return q, take(take(p.k, batch, 0), key_heads(heads, p.sizes.Hq // p.sizes.Hkv), 1)
+
     def _parts_of(
         self,
         batch: list[int] | None,
@@ -120,8 +139,7 @@ class LazyWeights(Weights):
         """The queries, keys and lowered specification of a part."""
         p = self._problem
         lowered = part_of(p.lower(), p.sizes, batch=batch, heads=heads, queries=queries, keys=keys)
-        q = take(take(p.q, batch, 0), heads, 1)
-        k = take(take(p.k, batch, 0), key_heads(heads, p.sizes.Hq // p.sizes.Hkv), 1)
+        q, k = self._operands_of(batch, heads)
         q = q if queries is None else q[:, :, queries.start : queries.stop]
         return q, k if keys is None else k[:, :, :keys], lowered
 

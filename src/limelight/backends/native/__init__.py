@@ -13,6 +13,7 @@ from limelight.backends.native.outputs import (
     forward_int8,
     forward_with_normalisers,
 )
+from limelight.backends.native.pass_rows import merge_rows, take_rows
 from limelight.backends.native.running_statistics import RunningStatistics
 from limelight.backends.native.statistic_requests import statistics, statistics_outputs
 from limelight.backends.native.tokens import linear, linears, move_to_large_pages, rms_norm, rotate
@@ -41,6 +42,7 @@ __all__ = [
     "isa",
     "linear",
     "linears",
+    "merge_rows",
     "move_to_large_pages",
     "peak_flops",
     "read_bandwidth",
@@ -50,5 +52,6 @@ __all__ = [
     "set_isa",
     "statistics",
     "statistics_outputs",
+    "take_rows",
     "zeros_like",
 ]

@@ -37,6 +37,7 @@ class Pass(NamedTuple):
     keys: Tensor | None  # (m,)
     spans: Tensor | None  # (batch or 1, n, count, 2), int32
     order: str  # in words
+    step: int | None  # positions are so many times as far apart as their places in this order; None where they vary
 
 
 def plan(mask: Mask, N: int, M: int) -> list[Pass] | None:
@@ -97,7 +98,7 @@ class _Order:
 
     def arrange(self, spans: Tensor | None, N: int, M: int) -> Pass:
         """Make the pass of the factor and the spans of the other factors."""
-        return Pass(None, None, spans, "in order")
+        return Pass(None, None, spans, "in order", 1)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and repr(self.mask()) == repr(other.mask())
@@ -122,7 +123,7 @@ class _Residues(_Order):
         if self.stride > N:  # some classes have no query
             keys = keys[torch.isin(of_key[keys], of_query)]
         inside = _among(of_key[keys] * (M + 1) + keys, of_query[queries] * (M + 1), spans, queries, M)
-        return Pass(queries, keys, inside, f"by residues of {self.stride}")
+        return Pass(queries, keys, inside, f"by residues of {self.stride}", self.stride if N == M else None)
 
 
 class _QueriesFirst(_Order):
@@ -136,7 +137,7 @@ class _QueriesFirst(_Order):
 
     def arrange(self, spans: Tensor | None, N: int, M: int) -> Pass:
         queries = self.tokens.global_queries(N, M)[0].nonzero()[:, 0]
-        return Pass(queries, None, None if spans is None else spans[:, queries], "global queries")
+        return Pass(queries, None, None if spans is None else spans[:, queries], "global queries", None)
 
 
 class _KeysTogether(_Order):
@@ -151,7 +152,7 @@ class _KeysTogether(_Order):
     def arrange(self, spans: Tensor | None, N: int, M: int) -> Pass:
         keys = self.tokens.is_global(torch.arange(M), M)[0].nonzero()[:, 0]
         inside = None if spans is None else _among(keys, torch.zeros(N, dtype=torch.int64), spans, torch.arange(N), M)
-        return Pass(None, keys, inside, "global keys")
+        return Pass(None, keys, inside, "global keys", None)
 
 
 def _among(places: Tensor, first: Tensor, spans: Tensor | None, queries: Tensor, M: int) -> Tensor:

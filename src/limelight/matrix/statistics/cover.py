@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from limelight.backends import WeightsBlock
 from limelight.core.checks import check_number
+from limelight.core.masks.passes import Pass
 from limelight.core.problem import Sizes
 from limelight.matrix.statistics.asked import AskedStatistic
 
@@ -46,6 +48,10 @@ class Cover(AskedStatistic):
 
     def numbers(self) -> list[float]:
         return [self.share]
+
+    def joins(self, passes: Sequence[Pass]) -> bool:
+        """Return True for one pass: the strongest keys of several cannot be counted apart."""
+        return len(passes) == 1
 
 
 def cover(self: Weights, share: float) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from limelight.backends import WeightsBlock, Window
 from limelight.core.checks import check_count
+from limelight.core.masks.passes import Pass
 from limelight.core.problem import Sizes
 from limelight.matrix.statistics.asked import AskedStatistic
 
@@ -105,6 +106,10 @@ class Pool(AskedStatistic):
 
     def numbers(self) -> list[float]:
         return [self.rows, self.cols, self.reduce == "max", self.side]
+
+    def joins(self, passes: Sequence[Pass]) -> bool:
+        """Return False: neighbours in a cell are apart in other orders."""
+        return False
 
     def weighted_gradient(self, gradient: Tensor, result: Tensor, total: Tensor | float) -> None:
         return None

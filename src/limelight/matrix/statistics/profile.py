@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from limelight.backends import WeightsBlock, sum_parts
 from limelight.core.checks import check_count
 from limelight.core.masks import positions
+from limelight.core.masks.passes import Pass
 from limelight.core.problem import Sizes
 from limelight.matrix.statistics.asked import AskedStatistic
 
@@ -65,6 +66,22 @@ class Profile(AskedStatistic):
         exists = (d > -M) & (d < N)
         found = torch.where(exists, sums[..., torch.where(exists, N - 1 - d, 0)], 0.0)
         return found / self.counts(N, M, sums.device)
+
+    def joins(self, passes: Sequence[Pass]) -> bool:
+        return all(x.step is not None for x in passes)
+
+    def add_pass(self, total: list[Tensor], part: list[Tensor], x: Pass) -> None:
+        """Add the sums by distance, of which those of a pass lie ``step`` apart."""
+        assert x.step is not None
+        (sums,), (found,) = total, part
+        if x.step == 1:
+            sums += found
+            return
+        zero = sums.shape[-1] // 2  # the place of distance 0, where there are as many queries as keys
+        reach = zero // x.step
+        sums[..., zero - reach * x.step : zero + reach * x.step + 1 : x.step] += found[
+            ..., zero - reach : zero + reach + 1
+        ]
 
     def weighted_gradient(self, gradient: Tensor, result: Tensor, total: Tensor | float) -> None:
         return None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from limelight.backends import WeightsBlock
+from limelight.core.masks.passes import Pass
 from limelight.core.problem import Sizes
 from limelight.matrix.statistics.asked import YesOrNo
 
@@ -46,6 +47,9 @@ class Similarity(YesOrNo):
 
     def result(self, outputs: list[Tensor], sizes: Sizes) -> Tensor:
         return cosines(outputs[0])  # the units of the heads cancel in a cosine
+
+    def add_pass(self, total: list[Tensor], part: list[Tensor], x: Pass) -> None:
+        total[0] = total[0] + unscaled_products(*part)
 
 
 def _times_power(x: Tensor, exponents: Tensor) -> Tensor:

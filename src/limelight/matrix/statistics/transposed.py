@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from limelight.backends import Statistic, WeightsBlock, sum_parts
+from limelight.backends import Statistic, WeightsBlock, add_at, sum_parts
+from limelight.core.masks.passes import Pass
 from limelight.core.problem import Sizes
 
 
@@ -25,6 +26,9 @@ class TransposedMatmul(Statistic):
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         return sum_parts(parts)
+
+    def add_pass(self, total: list[Tensor], part: list[Tensor], x: Pass) -> None:
+        add_at(total[0], x.keys, part[0])
 
     def outputs(self, sizes: Sizes, dtype: torch.dtype) -> list[Tensor]:
         return [torch.zeros(sizes.B, sizes.Hq, sizes.M, self.operand.shape[3], dtype=dtype)]

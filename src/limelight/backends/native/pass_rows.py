@@ -1,0 +1,56 @@
+"""Rows in the order of a pass, moved and merged on the threads of the kernels.
+
+Torch's own threads wait actively for more work after each operation, for milliseconds in which the kernels cannot have
+their cores.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from limelight.backends.native.addresses import address, address_or_0
+from limelight.backends.native.extension import TYPES, kernels
+from limelight.backends.native.memory import readable
+
+
+def take_rows(x: Tensor, places: Tensor) -> Tensor:
+    """Return the rows ``places`` of ``x (B, H, N, width)``."""
+    x, places = readable("x", x, warn=False), places.contiguous()
+    B, H, _, width = x.shape
+    out = x.new_empty(B, H, len(places), width)
+    if out.numel():
+        kernels.take_rows(
+            sizes=(B, H, width, len(places), TYPES[x.dtype]),
+            x=address(x),
+            strides=x.stride(),
+            places=address(places),
+            out=address(out),
+            threads=torch.get_num_threads(),
+        )
+    return out
+
+
+def merge_rows(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, places: Tensor | None) -> None:
+    """Join the softmax of some rows over other keys to that of all rows, in place.
+
+    ``out (B, H, N, width)`` and ``lse (B, H, N)`` are those of all rows, the others those of the rows ``places``; all
+    are of one type, float32 or float64.
+    """
+    B, H, N, width = out.shape
+    assert out.dtype is lse.dtype is other.dtype is other_lse.dtype
+    assert out.stride(3) == other.stride(3) == 1
+    assert lse.is_contiguous()
+    other_lse = other_lse.contiguous()
+    if other.numel() or other_lse.numel():
+        kernels.merge_rows(
+            sizes=(B, H, width, N, other.shape[2], TYPES[out.dtype]),
+            out=address(out),
+            out_strides=out.stride(),
+            lse=address(lse),
+            other=address(other),
+            other_strides=other.stride(),
+            other_lse=address(other_lse),
+            places=address_or_0(places),
+            threads=torch.get_num_threads(),
+        )

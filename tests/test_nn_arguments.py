@@ -26,6 +26,8 @@ from limelight.nn import (
 
 BLOCK = "Block(MultiHeadAttention(32, 4), FeedForward(32, 128))"
 
+X = torch.zeros(2, 5, 12)
+
 
 def block(width: int = 12, **options: Any) -> Block:
     return Block(MultiHeadAttention(width, 3), FeedForward(width, 17), **options)
@@ -138,6 +140,13 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: attend(positions=ll.positions.Rotary), TypeError, "not the class Rotary"),
     (lambda: attend(positions=ll.ALiBi(3)), TypeError, "not the bias ALiBi"),
+    (lambda: attend()(X[0]), TypeError, "x must be a tensor (batch, tokens, width), not (5, 12)"),
+    (lambda: attend()(X[..., :11]), ValueError, "x (2, 5, 11) has width 11, and the layer is made for width 12"),
+    (
+        lambda: attend(context_width=7)(X, X),
+        ValueError,
+        "context (2, 5, 12) has width 12, and the layer is made for width 7",
+    ),
     # FeedForward
     (
         lambda: FeedForward(12),
@@ -203,6 +212,8 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
         TypeError,
         "Decoder: patterns[0] must be a mask such as Causal(), not 3",
     ),
+    (lambda: Encoder([block()])(X[0]), TypeError, "x must be a tensor (batch, tokens, width), not (5, 12)"),
+    (lambda: Decoder([block()])("text"), TypeError, "x must be a tensor (batch, tokens, width), not str"),
     # Whole models
     (
         lambda: Embedding(31),
@@ -241,6 +252,11 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
         lambda: Seq2Seq(Embedding(31, 12), Encoder([block()]), Embedding(31, 15), Decoder([block()])),
         ValueError,
         "Seq2Seq: target has width 15 and decoder has width 12",
+    ),
+    (
+        lambda: LanguageModel(Embedding(31, 12), Decoder([block()]))("text"),
+        TypeError,
+        "give token ids as a tensor (batch, length) of whole numbers, not str",
     ),
     (
         lambda: TiedHead(Embedding(31, 12)),

@@ -138,6 +138,15 @@ def check_mask(who: str, name: str, mask: Any) -> None:
         raise TypeError(f"{who}: {name} must be a mask such as Causal(), not {_shown(mask)}")
 
 
+def check_sequence(name: str, x: Any, width: int | None = None) -> None:
+    """Raise unless ``x`` is a tensor (batch, tokens, width) of this width, if it is known."""
+    if not isinstance(x, Tensor) or x.ndim != 3:
+        found = tuple(x.shape) if isinstance(x, Tensor) else describe(x)
+        raise TypeError(f"{name} must be a tensor (batch, tokens, width), not {found}")
+    if width is not None and x.shape[2] != width:
+        raise ValueError(f"{name} {tuple(x.shape)} has width {x.shape[2]}, and the layer is made for width {width}")
+
+
 def check_same_width(who: str, **widths: int | None) -> None:
     """Raise where the widths of two layers, given by name, differ; None is an unknown width."""
     known = [(name, width) for name, width in widths.items() if width is not None]

@@ -10,11 +10,18 @@ from torch import Tensor, nn
 
 from limelight.backends import Int8Rows
 from limelight.core.biases import Bias
-from limelight.core.checks import check_count, check_dropout, describe, reject_options
+from limelight.core.checks import check_count, check_dropout, reject_options
 from limelight.core.masks import Mask
 from limelight.functional import attention, attention_int8, weights
 from limelight.matrix.base import Weights
-from limelight.nn.arguments import check_norm_maker, check_positions, check_scale, check_size, explain_arguments
+from limelight.nn.arguments import (
+    check_norm_maker,
+    check_positions,
+    check_scale,
+    check_sequence,
+    check_size,
+    explain_arguments,
+)
 from limelight.nn.cache import Slot
 from limelight.nn.linear import Linear, project
 from limelight.nn.positions import Positions
@@ -155,7 +162,7 @@ class MultiHeadAttention(nn.Module):
     def _operands(
         self, x: Tensor, context: Tensor | None, cache: Slot | None, first: int | Tensor
     ) -> tuple[Tensor, Any, Any, Bias | None]:
-        _check_inputs(x, context, cache)
+        self._check_inputs(x, context, cache)
         if context is not None:
             q = _apply_norm(self._split(self.query(x), self.num_heads), self.query_norm)
             k, v = self._context_keys_values(context, cache)
@@ -168,6 +175,14 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             k, v = cache.extend(k, v)
         return q, k, v, bias
+
+    def _check_inputs(self, x: Any, context: Any, cache: Any) -> None:
+        check_sequence("x", x, getattr(self.query, "in_features", None))
+        if context is not None:
+            check_sequence("context", context, getattr(self.key, "in_features", None))
+        if cache is not None and not isinstance(cache, Slot):
+            found = cache.__name__ if isinstance(cache, type) else type(cache).__name__
+            raise TypeError(f"cache must be the layer's slot of a cache, such as KVCache()[0], not {found}")
 
     def _context_keys_values(self, context: Tensor, cache: Slot | None) -> tuple[Tensor, Tensor]:
         """Return the keys and values of a context, computed once for all steps of a generation."""
@@ -239,16 +254,6 @@ class MultiHeadAttention(nn.Module):
                 theirs.in_proj_bias.copy_(torch.cat([x.bias for x in ours]))
             theirs.out_proj.load_state_dict(self.out.state_dict())
         return theirs.to(self.out.weight).train(self.training)
-
-
-def _check_inputs(x: Any, context: Any, cache: Any) -> None:
-    for name, value in (("x", x), ("context", x if context is None else context)):
-        if not isinstance(value, Tensor) or value.ndim != 3:
-            found = tuple(value.shape) if isinstance(value, Tensor) else describe(value)
-            raise TypeError(f"{name} must be a tensor (batch, tokens, width), not {found}")
-    if cache is not None and not isinstance(cache, Slot):
-        found = cache.__name__ if isinstance(cache, type) else type(cache).__name__
-        raise TypeError(f"cache must be the layer's slot of a cache, such as KVCache()[0], not {found}")
 
 
 def _apply_norm(x: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:

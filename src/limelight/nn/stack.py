@@ -21,6 +21,7 @@ from limelight.nn.arguments import (
     check_positions,
     check_same_width,
     check_scale,
+    check_sequence,
     explain_arguments,
 )
 from limelight.nn.attention import MultiHeadAttention
@@ -56,6 +57,8 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor, first: int | Tensor = 0, segments: Tensor | None = None) -> Tensor:
         """``ids (B, N)`` to ``(B, N, width)``; ``first`` is the position of the first token."""
+        if not isinstance(ids, Tensor):
+            raise TypeError(f"give token ids as a tensor (batch, length) of whole numbers, not {describe(ids)}")
         if ids.ndim != 2 or ids.is_floating_point():
             raise ValueError(f"give token ids (batch, length) of whole numbers, not {ids.dtype} {tuple(ids.shape)}")
         count = self.table.num_embeddings
@@ -107,6 +110,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, *, mask: Mask | None = None) -> Tensor:
         """``x (B, N, width)`` to the same shape."""
+        check_sequence("x", x)
         B, N, _ = x.shape
         if isinstance(mask, Padding) and not mask.left and self._packs and B > 1 and not is_traced():
             return self._packed(x, mask.counts(B, N))
@@ -163,6 +167,7 @@ class Decoder(nn.Module):
         first: int | Tensor = 0,
     ) -> Tensor:
         """``x (B, N, width)`` to the same shape; with a cache, ``x`` holds new tokens, from position ``first`` on."""
+        check_sequence("x", x)
         N = x.shape[1]
         M = N if cache is None else check_cache("forward", cache).begin(N)
         # One causal token may attend to all keys, so it needs no mask.

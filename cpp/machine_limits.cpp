@@ -29,6 +29,15 @@ double peak_flops(int threads, bool wide) {
     return best;
 }
 
+void read_once(int threads, const void* data, int64_t bytes) {
+    const float* from = static_cast<const float*>(data);
+    const int64_t part = bytes / int64_t(sizeof(float)) / threads;
+    parallel(threads, threads, 0, [&](int64_t i, char*) {
+        volatile float keep = kernels().sum_all(from + i * part, part);
+        (void)keep;
+    });
+}
+
 double read_bandwidth(int threads, int64_t bytes) {
     const int64_t n = std::max<int64_t>(bytes / int64_t(sizeof(float)) / threads, 64) * threads;
     const std::unique_ptr<float[]> data(new float[n]);

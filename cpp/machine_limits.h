@@ -11,4 +11,7 @@ double peak_flops(int threads, bool wide);
 // Bytes a second, reading a buffer of so many bytes again and again: that of a cache where it fits into one.
 double read_bandwidth(int threads, int64_t bytes);
 
+// Reads memory once, in order, in as many parts as there are threads.
+void read_once(int threads, const void* data, int64_t bytes);
+
 }  // namespace limelight

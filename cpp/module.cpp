@@ -16,6 +16,7 @@
 #include "machine_limits.h"
 #include "pass_rows.h"
 #include "thread_pool.h"
+#include "torch_threads.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -354,4 +355,9 @@ NB_MODULE(_native, m) {
     m.def("read_bandwidth", &read_bandwidth, "threads"_a, "bytes"_a = int64_t(256) << 20,
           nb::call_guard<nb::gil_scoped_release>(),
           "Measure the bandwidth of reading so many bytes of memory in order, again and again, in bytes a second.");
+    m.def(
+        "read_once", [](int threads, Address data, int64_t bytes) { read_once(threads, pointer(data), bytes); },
+        "threads"_a, "data"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>(), "Read memory once, in order.");
+    m.def("shares_threads", [] { return torch_threads() != nullptr; },
+          "True where the kernels run on PyTorch's own threads; else on threads of their own.");
 }

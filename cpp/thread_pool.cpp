@@ -17,6 +17,8 @@
 #include <thread>
 #include <vector>
 
+#include "torch_threads.h"
+
 namespace limelight {
 namespace {
 
@@ -119,6 +121,20 @@ struct Job {
     }
 };
 
+// Runs a job on the caller and on threads of PyTorch.
+void run_in(ParallelRegion region, Job& job, int helpers) {
+    struct Team {
+        Job& job;
+        std::thread::id caller;
+    } team{job, std::this_thread::get_id()};
+    const auto work = [](void* data) {
+        const Team& team = *static_cast<Team*>(data);
+        team.job.run(std::this_thread::get_id() == team.caller);
+    };
+    region(work, &team, unsigned(helpers) + 1, 0);
+}
+
+// Threads of our own, where PyTorch's cannot be had. They sleep until there is work.
 class Pool {
 public:
     std::mutex busy;  // one job at a time; whoever finds it taken works alone
@@ -189,8 +205,9 @@ void parallel(int64_t count, int threads, size_t scratch_bytes, const std::funct
     const int helpers = static_cast<int>(std::min<int64_t>(threads, count)) - 1;
     std::unique_lock<std::mutex> lock;
     if (helpers > 0) lock = std::unique_lock<std::mutex>(pool().busy, std::try_to_lock);
-    if (lock.owns_lock()) pool().run(job, helpers);
-    else job.run(true);
+    if (!lock.owns_lock()) job.run(true);
+    else if (const ParallelRegion region = torch_threads()) run_in(region, job, helpers);
+    else pool().run(job, helpers);
     if (job.error) std::rethrow_exception(job.error);
 }
 

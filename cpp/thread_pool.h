@@ -1,4 +1,4 @@
-// A small pool of threads that sleep until there is work.
+// Tasks on several threads: PyTorch's own (torch_threads.h), or a small pool that sleeps until there is work.
 #pragma once
 
 #include <cstddef>

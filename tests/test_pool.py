@@ -14,6 +14,7 @@ import torch
 
 import limelight as ll
 from conftest import generator
+from limelight import backends
 
 
 def work(n: int = 301) -> tuple[torch.Tensor, ...]:
@@ -32,6 +33,25 @@ def test_works_after_fork(two_threads: None) -> None:
             os._exit(0 if ok else 1)
         assert os.waitpid(pid, 0)[1] == 0
     assert torch.equal(ll.attention(q, k, v), want)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PyTorch's threads are looked for on Linux alone")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_shares_the_threads_of_torch_but_not_in_a_forked_child(two_threads: None) -> None:
+    """No thread is started beside those that a matrix product has, except in a child, which has none of them."""
+    x = torch.randn(301, 301)
+    x @ x
+    threads = len(os.listdir("/proc/self/task"))
+    q, k, v = work()
+    ll.attention(q, k, v)
+    assert backends.shares_threads()
+    assert len(os.listdir("/proc/self/task")) == threads
+    pid = os.fork()
+    if pid == 0:
+        shared = backends.shares_threads()
+        ll.attention(q, k, v)
+        os._exit(0 if not shared and len(os.listdir("/proc/self/task")) == 2 else 1)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_calls_side_by_side_agree(two_threads: None) -> None:

@@ -29,9 +29,11 @@ from limelight.backends.native import (
     move_to_large_pages,
     peak_flops,
     read_bandwidth,
+    read_once,
     rms_norm,
     rotate,
     set_isa,
+    shares_threads,
 )
 from limelight.backends.running_rows import RunningRows
 from limelight.backends.shared import SharedBackward
@@ -64,10 +66,12 @@ __all__ = [
     "move_to_large_pages",
     "peak_flops",
     "read_bandwidth",
+    "read_once",
     "rms_norm",
     "rotate",
     "runs_natively",
     "set_isa",
+    "shares_threads",
     "statistics",
     "statistics_of_blocks",
     "sum_parts",

@@ -43,9 +43,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec) -> tuple[Te
 
 def attention_output(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec) -> Tensor:
     """Compute the output alone, differentiably, at less cost around the kernels."""
-    if _is_eager(q, k, v):
-        apply: Any = _EagerAttention.apply
-        out: Tensor = apply(None, lowered, q, k, v, *_learned(lowered))
+    if _has_numbers_only(lowered) and _is_eager(q, k, v):
+        apply: Any = _PlainAttention.apply
+        out: Tensor = apply(lowered, q, k, v)
         return out
     return attention(q, k, v, lowered)[0]
 
@@ -56,11 +56,10 @@ def _is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return not is_traced() and (plain or not has_subclass(q, k, v))
 
 
-def _learned(lowered: LoweredSpec) -> Sequence[Tensor | float | None]:
-    """The options to which a gradient may flow, or nothing where there are only numbers."""
-    slopes, offsets, bias, sink, temperature = learned = [getattr(lowered, name) for name in _LEARNED]
-    absent = slopes is None and offsets is None and bias is None and sink is None
-    return () if absent and temperature.__class__ is float else learned
+def _has_numbers_only(lowered: LoweredSpec) -> bool:
+    """Return True if there is no option to which a gradient may flow."""
+    absent = lowered.slopes is None and lowered.offsets is None and lowered.bias is None and lowered.sink is None
+    return absent and lowered.temperature.__class__ is float
 
 
 def attention_with_normalisers(
@@ -91,51 +90,63 @@ def _with_tensors(lowered: LoweredSpec) -> LoweredSpec:
     return lowered._replace(temperature=torch.tensor(lowered.temperature, dtype=torch.float64))
 
 
-class _EagerAttention(torch.autograd.Function):
-    """Attention outside of tracing, with as little around the kernels as autograd allows.
+class _PlainAttention(torch.autograd.Function):
+    """The output of a call whose only tensors are q, k and v, with as little around the kernels as autograd allows."""
 
-    Gives the output alone, or with the normalisers where statistics share the backward pass.
-    """
+    @staticmethod
+    def forward(ctx: Any, lowered: LoweredSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Run the kernels and keep what their derivative needs."""
+        out, scaled = native.forward_for_gradient(q, k, v, lowered, Sizes.of(q, k))
+        ctx.save_for_backward(q, k, v, out)
+        ctx.lowered, ctx.scaled = lowered, scaled  # no input and no output: autograd need not watch over it
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        """Run the kernels of the gradient, or plain torch where it is differentiated once more."""
+        q, k, v, out = ctx.saved_tensors
+        lowered: LoweredSpec = ctx.lowered
+        if _is_differentiated(dout):
+            _, normalisers = native.forward_with_normalisers(q, k, v, lowered, Sizes.of(q, k))
+            return None, *_differentiate(dout, None, q, k, v, out, normalisers, lowered, _NOTHING_ELSE)
+        return None, *native.backward_of_inputs(dout, q, k, v, out, ctx.scaled, lowered)
+
+
+class _EagerAttention(torch.autograd.Function):
+    """Attention with its normalisers, outside of tracing, in which statistics can share the backward pass."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        shared: SharedBackward | None,
+        shared: SharedBackward,
         lowered: LoweredSpec,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         *learned: Tensor | float | None,
-    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Run the kernels and keep what their derivative needs."""
-        (B, Hq, N, D), (_, Hkv, M, _) = q.shape, k.shape
-        out, (lse, scaled) = native.forward_with_normalisers(q, k, v, lowered, Sizes(B, Hq, Hkv, N, M, D))
+        out, (lse, scaled) = native.forward_with_normalisers(q, k, v, lowered, Sizes.of(q, k))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, scaled, *(x if isinstance(x, Tensor) else None for x in learned))
         ctx.shared, ctx.lowered = shared, lowered
-        if shared is None:
-            return out
         ctx.mark_non_differentiable(scaled)
         return out, lse, scaled
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None, _: Any = None) -> tuple[Any, ...]:
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: Any) -> tuple[Any, ...]:  # type: ignore[override]
         """Run the kernels of the gradient, or plain torch where it is differentiated once more."""
-        terms = () if ctx.shared is None else ctx.shared.take()
-        needs = ctx.needs_input_grad[5:]
-        wanted = Wanted(*needs) if needs else _NOTHING_ELSE
+        terms = ctx.shared.take()
+        wanted = Wanted(*ctx.needs_input_grad[5:])
         if dout is None and dlse is None and not terms:
-            return None, None, None, None, None, *(None for _ in needs)
+            return None, None, None, None, None, *(None for _ in wanted)
         q, k, v, out, lse, scaled, *learned = ctx.saved_tensors
         normalisers = Normalisers(lse, scaled)
-        lowered: LoweredSpec = ctx.lowered
-        if learned and any(x is not None for x in learned):
-            current = {name: x for name, x in zip(_LEARNED, learned, strict=True) if x is not None}
-            lowered = lowered._replace(**current)
-        differentiable = torch.is_grad_enabled() or is_traced() or (dout is not None and has_subclass(dout))
-        if not differentiable:
+        current = {name: x for name, x in zip(_LEARNED, learned, strict=True) if x is not None}
+        lowered: LoweredSpec = ctx.lowered._replace(**current)
+        if not _is_differentiated(dout):
             found = native.backward(dout, dlse, q, k, v, out, normalisers, lowered, wanted, terms)
-            return (None, None, *found[: 3 + len(needs)])
+            return None, None, *found
         dout = torch.zeros_like(out) if dout is None else dout
         dq, dk, dv, *rest = _differentiate(dout, dlse, q, k, v, out, normalisers, lowered, wanted)
         others = iter(rest)
@@ -144,7 +155,12 @@ class _EagerAttention(torch.autograd.Function):
             gradients = add_gradients(
                 gradients, native.backward(None, None, q, k, None, None, normalisers, lowered, wanted, terms)
             )
-        return (None, None, *gradients[: 3 + len(needs)])
+        return None, None, *gradients
+
+
+def _is_differentiated(dout: Tensor | None) -> bool:
+    """Return True if a gradient that is computed now may be differentiated itself."""
+    return torch.is_grad_enabled() or is_traced() or (dout is not None and has_subclass(dout))
 
 
 def add_gradients(some: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -153,8 +169,7 @@ def add_gradients(some: Sequence[Tensor | None], others: Sequence[Tensor | None]
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor, Tensor]:
-    (B, Hq, N, D), (_, Hkv, M, _) = q.shape, k.shape
-    out, normalisers = native.forward_with_normalisers(q, k, v, LoweredSpec(*spec), Sizes(B, Hq, Hkv, N, M, D))
+    out, normalisers = native.forward_with_normalisers(q, k, v, LoweredSpec(*spec), Sizes.of(q, k))
     return out, *normalisers
 
 

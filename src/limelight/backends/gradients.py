@@ -26,8 +26,13 @@ class Normalisers(NamedTuple):
     @classmethod
     def empty(cls, sizes: Sizes, dtype: torch.dtype) -> Normalisers:
         """Allocate memory for them."""
-        shape = (sizes.B, sizes.Hq, sizes.N)
-        return cls(torch.empty(shape, dtype=dtype), torch.empty((2, *shape), dtype=dtype))
+        lse = torch.empty((sizes.B, sizes.Hq, sizes.N), dtype=dtype)
+        return cls(lse, cls.empty_scaled(sizes, dtype))
+
+    @staticmethod
+    def empty_scaled(sizes: Sizes, dtype: torch.dtype) -> Tensor:
+        """Allocate memory for ``scaled`` alone."""
+        return torch.empty((2, sizes.B, sizes.Hq, sizes.N), dtype=dtype)
 
 
 class Wanted(NamedTuple):

@@ -20,11 +20,16 @@ def available_isas() -> list[str]:
     return []
 
 
+def shares_threads() -> bool:
+    """Tell whether the kernels run on PyTorch's own threads; there are none."""
+    return False
+
+
 def _missing(*args: Any, **options: Any) -> NoReturn:
     raise RuntimeError(MESSAGE)
 
 
-set_isa = peak_flops = read_bandwidth = _missing
+set_isa = peak_flops = read_bandwidth = read_once = _missing
 Problem = cut = forward = backward = statistics = _missing
 Request = Gradients = Grid = Spans = AllowedKeys = _missing
 linear = rms_norm = rotate = take_rows = merge_rows = _missing

@@ -41,9 +41,8 @@ class _Statistics(torch.autograd.Function):
         *spec: Any,
     ) -> tuple[Tensor, ...]:
         """Return the results one after the other, and the normalisers, which have no gradient here."""
-        (B, Hq, N, D), (_, Hkv, M, _) = q.shape, k.shape
         lowered = LoweredSpec(*spec)
-        results, normalisers = native.statistics(q, k, lowered, Sizes(B, Hq, Hkv, N, M, D), asked, known)
+        results, normalisers = native.statistics(q, k, lowered, Sizes.of(q, k), asked, known)
         parts = [statistic.flatten(result) for statistic, result in zip(asked, results, strict=True)]
         ctx.asked, ctx.shared = asked, shared
         ctx.set_materialize_grads(False)

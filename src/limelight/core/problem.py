@@ -82,6 +82,12 @@ class Sizes(NamedTuple):
     M: int
     D: int
 
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor) -> Sizes:
+        """Return the sizes of queries ``(B, Hq, N, D)`` and keys ``(B, Hkv, M, D)``."""
+        (B, Hq, N, D), (_, Hkv, M, _) = q.shape, k.shape
+        return cls(B, Hq, Hkv, N, M, D)
+
 
 def compute_dtype(q: Tensor) -> torch.dtype:
     """Return the accumulation dtype."""

@@ -2,14 +2,15 @@
 
 from limelight.backends.native.description import WHOLE, Place
 from limelight.backends.native.extension import built, kernels
-from limelight.backends.native.gradient import backward
-from limelight.backends.native.memory import empty_output, readable, zeros_like
+from limelight.backends.native.gradient import backward, backward_of_inputs
+from limelight.backends.native.memory import empty_output, read_once, readable, zeros_like
 from limelight.backends.native.outputs import (
     Cut,
     accumulate,
     attention,
     cut,
     forward,
+    forward_for_gradient,
     forward_int8,
     forward_with_normalisers,
 )
@@ -23,6 +24,7 @@ available_isas = kernels.available_isas
 set_isa = kernels.set_isa
 peak_flops = kernels.peak_flops
 read_bandwidth = kernels.read_bandwidth
+shares_threads = kernels.shares_threads
 
 __all__ = [
     "WHOLE",
@@ -33,10 +35,12 @@ __all__ = [
     "attention",
     "available_isas",
     "backward",
+    "backward_of_inputs",
     "built",
     "cut",
     "empty_output",
     "forward",
+    "forward_for_gradient",
     "forward_int8",
     "forward_with_normalisers",
     "isa",
@@ -46,10 +50,12 @@ __all__ = [
     "move_to_large_pages",
     "peak_flops",
     "read_bandwidth",
+    "read_once",
     "readable",
     "rms_norm",
     "rotate",
     "set_isa",
+    "shares_threads",
     "statistics",
     "statistics_outputs",
     "take_rows",

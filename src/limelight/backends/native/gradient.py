@@ -50,13 +50,8 @@ def backward(
     has_values = dout is not None
     if dout is None or v is None or out is None:
         dout, v, out = q[..., :0], k[..., :0], q[..., :0]
-    q, k, v, out = readable("q", q), readable("k", k), readable("v", v), readable("out", out)
-    # The gradient of a sum is an expanded number, which the user cannot have made contiguous: copied without a warning.
-    dout = readable("dout", dout, warn=False)
-    B, Hq, N, D = q.shape
-    _, Hkv, M, _ = k.shape
-    sizes = Sizes(B, Hq, Hkv, N, M, D)
-    dtype = compute_dtype(q)
+    q, k, v, out, dout = _readable(q, k, v, out, dout)
+    sizes, dtype = Sizes.of(q, k), compute_dtype(q)
     dq, dk, dv = into or (zeros_like(q, dtype), zeros_like(k, dtype), zeros_like(v, dtype))
     assert dq.stride(3) == dk.stride(3) == 1
     learned = _LearnedSums(lowered, wanted, sizes, dtype) if True in wanted else _NO_SUMS
@@ -65,32 +60,71 @@ def backward(
     if known is not None:
         dlse = -known if dlse is None else dlse - known
     dlse = None if dlse is None else dlse.to(dtype).contiguous()
-    if B and Hq and N and M:
+    coefficients = [x.statistic.output_gradient(x.gradient, sizes).to(dtype).contiguous() for x in terms]
+    if 0 not in sizes[:5]:
         operands = Operands(lowered, q, sizes)
-        problem = operands.problem(q, k, v, out, scaled=normalisers.scaled, place=place)
-        coefficients = [x.statistic.output_gradient(x.gradient, sizes).to(dtype).contiguous() for x in terms]
-        gradients = kernels.Gradients(
-            problem,
-            dout_type=TYPES[dout.dtype],
-            dout=address(dout),
-            dout_strides=dout.stride(),
-            dq=address(dq),
-            dq_strides=dq.stride(),
-            dk=address(dk),
-            dk_strides=dk.stride(),
-            dv=address(dv),
-            dv_strides=dv.stride(),
+        _run(
+            operands.problem(q, k, v, out, scaled=normalisers.scaled, place=place),
+            dout,
+            dq,
+            dk,
+            dv,
             dlse=address_or_0(dlse),
             part=into is not None,
             terms=[_request(x, coefficient, sizes) for x, coefficient in zip(terms, coefficients, strict=True)],
             **learned.described(sizes),
         )
-        kernels.backward(problem, gradients, torch.get_num_threads())
-    if into is None and q.dtype is not dtype:
-        dq, dk = dq.to(q.dtype), dk.to(k.dtype)
-    if into is None and v.dtype is not dtype:
-        dv = dv.to(v.dtype)
+    if into is None:
+        dq, dk, dv = _in_type_of(q, dq), _in_type_of(k, dk), _in_type_of(v, dv)
     return Gradients(dq, dk, dv if has_values else None, *learned.results(normalisers, lowered, wanted))
+
+
+def backward_of_inputs(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scaled: Tensor, lowered: LoweredSpec
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients of q, k and v alone, from that of the output alone.
+
+    Most training is this, and with few keys the Python around the kernels is most of its cost.
+    """
+    q, k, v, out, dout = _readable(q, k, v, out, dout)
+    sizes, dtype = Sizes.of(q, k), compute_dtype(q)
+    dq, dk, dv = zeros_like(q, dtype), zeros_like(k, dtype), zeros_like(v, dtype)
+    if 0 not in sizes[:5]:
+        operands = Operands(lowered, q, sizes)
+        _run(operands.problem(q, k, v, out, scaled=scaled), dout, dq, dk, dv)
+    if q.dtype is dtype:
+        return dq, dk, dv
+    return _in_type_of(q, dq), _in_type_of(k, dk), _in_type_of(v, dv)
+
+
+def _readable(q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors as the kernels can read them."""
+    q, k, v, out = readable("q", q), readable("k", k), readable("v", v), readable("out", out)
+    # The gradient of a sum is an expanded number, which the user cannot have made contiguous: copied without a warning.
+    return q, k, v, out, readable("dout", dout, warn=False)
+
+
+def _run(problem: kernels.Problem, dout: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, **others: Any) -> None:
+    """Add the gradients of a problem to ``dq``, ``dk`` and ``dv``."""
+    gradients = kernels.Gradients(
+        problem,
+        dout_type=TYPES[dout.dtype],
+        dout=address(dout),
+        dout_strides=dout.stride(),
+        dq=address(dq),
+        dq_strides=dq.stride(),
+        dk=address(dk),
+        dk_strides=dk.stride(),
+        dv=address(dv),
+        dv_strides=dv.stride(),
+        **others,
+    )
+    kernels.backward(problem, gradients, torch.get_num_threads())
+
+
+def _in_type_of(x: Tensor, gradient: Tensor) -> Tensor:
+    """Round a gradient to the type of its tensor."""
+    return gradient if gradient.dtype is x.dtype else gradient.to(x.dtype)
 
 
 def _request(term: Term, coefficient: Tensor, sizes: Sizes) -> kernels.Request:

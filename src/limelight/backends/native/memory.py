@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from limelight.backends.native.addresses import address
+from limelight.backends.native.extension import kernels
 from limelight.core.checks import SlowPathWarning
 
 _empty_like = torch.empty_like
@@ -55,3 +56,10 @@ def zeros_like(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Zeros with the memory layout of ``x``, unless that overlaps itself."""
     zeros = torch.zeros_like(x) if x.dtype is dtype else torch.zeros_like(x, dtype=dtype)
     return zeros if zeros.stride()[3] == 1 else torch.zeros(x.shape, dtype=dtype)
+
+
+def read_once(threads: int, *tensors: Tensor) -> None:
+    """Read contiguous tensors once, in order, as fast as the machine can; for measurements."""
+    for x in tensors:
+        assert x.is_contiguous()
+        kernels.read_once(threads, address(x), x.numel() * x.element_size())

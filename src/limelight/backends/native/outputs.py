@@ -79,6 +79,12 @@ def forward_with_normalisers(
     return _run_forward(q, k, v, lowered, sizes, *normalisers, place), normalisers
 
 
+def forward_for_gradient(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """Compute the output and the one of the normalisers that the gradients of q, k and v need, ``scaled``."""
+    scaled = Normalisers.empty_scaled(sizes, compute_dtype(q))
+    return _run_forward(q, k, v, lowered, sizes, None, scaled), scaled
+
+
 def _run_forward(
     q: Tensor,
     k: Tensor,

@@ -59,6 +59,11 @@ class Case:
         products = 7 if self.training else 2
         return products * 2.0 * self.sizes[-1] * self.pairs()
 
+    @property
+    def is_decode(self) -> bool:
+        """True for one query, whose cost is that of reading K and V."""
+        return self.sizes[3] == 1
+
     def bytes(self) -> float:
         """Return the size of K and V."""
         B, _, Hkv, _, M, D = self.sizes

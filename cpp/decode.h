@@ -21,12 +21,12 @@ template <class E> struct Matrix {
     LIMELIGHT_INLINE const E* row(int64_t j) const { return data + j * stride; }
 };
 
-// How many rows further on memory is asked for: about 8 KiB, or none where all of it lies in a cache.
+// How many rows ahead memory is prefetched: about 8 KiB, or nothing where all of it lies in a cache.
 template <class E> LIMELIGHT_INLINE int64_t rows_ahead(int64_t width, bool in_cache) {
     return in_cache ? 0 : 8192 / (width * int64_t(sizeof(E))) + 1;
 }
 
-// Into the second cache: the first one waits for only a few lines at once, and the demand for more of them stops it.
+// Prefetches into the second cache: the first one can wait for a few lines only, and more requests than that stall it.
 template <class E> LIMELIGHT_INLINE void prefetch_row(const E* row, int64_t width) {
     for (int64_t d = 0; d < width; d += 64 / int64_t(sizeof(E))) __builtin_prefetch(row + d, 0, 2);
 }

@@ -71,6 +71,8 @@ class Operands:
         lowered, sizes = self._lowered, self._sizes
         # Calls with more than 15 keywords take several times as long, so what is absent is not passed.
         others = {} if self._plain and place is WHOLE else self._others(place)
+        if lse is not None:
+            others["lse"] = address(lse)
         return _make_problem(
             sizes=sizes,
             value_width=v.shape[3],
@@ -86,7 +88,6 @@ class Operands:
             out_strides=out.stride(),
             scaling=(lowered.scale, lowered.softcap, self._temperature),
             mask=allowed_keys(self._mask, sizes),
-            lse=address_or_0(lse),
             normalisers=address_or_0(scaled),
             **others,
         )

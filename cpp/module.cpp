@@ -358,6 +358,7 @@ NB_MODULE(_native, m) {
     m.def(
         "read_once", [](int threads, Address data, int64_t bytes) { read_once(threads, pointer(data), bytes); },
         "threads"_a, "data"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>(), "Read memory once, in order.");
-    m.def("shares_threads", [] { return torch_threads() != nullptr; },
-          "True where the kernels run on PyTorch's own threads; else on threads of their own.");
+    m.def(
+        "shares_threads", [] { return torch_threads() != nullptr; },
+        "True where the kernels run on PyTorch's own threads; else on threads of their own.");
 }

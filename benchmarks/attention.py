@@ -6,7 +6,8 @@
     python benchmarks/attention.py --case training # forward and backward
 
 The options are those of ``limelight bench``. A run of every case writes benchmarks/results/CPU.json unless --out names
-another file; ``python benchmarks/machines.py`` shows the machines side by side.
+another file, and one of some cases renews these in it; ``python benchmarks/machines.py`` shows the machines side by
+side.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ RESULTS = Path(__file__).parent / "results"
 
 if __name__ == "__main__":
     args = sys.argv[1:]
-    if not any(arg.split("=")[0] in ("--case", "--out", "--help") for arg in args):
-        args += ["--out", str(RESULTS / file_name(cpu_name()))]
+    given = {arg.split("=")[0] for arg in args}
+    file = RESULTS / file_name(cpu_name())
+    if not given & {"--out", "--help"} and ("--case" not in given or file.is_file()):
+        args += ["--out", str(file)]
     command(args)

@@ -128,3 +128,38 @@ def test_machines_side_by_side() -> None:
     table = report.machines_table(machines, 1)
     assert [str(column.header) for column in table.columns[1:]] == [f"{m['cpu']} ({m['isa']})" for m in machines]
     assert table.row_count >= 20
+
+
+def test_some_cases_are_renewed_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    bench("--case", "tiny: 12 heads", "--threads", "1", "--out", str(file))
+    first = json.loads(file.read_text())
+    first["results"][0]["ratio"] = -1.0
+    first["results"].insert(0, {**first["results"][0], "case": "another"})
+    file.write_text(json.dumps(first))
+    bench("--case", "tiny: 12 heads", "--threads", "1,2", "--out", str(file))
+    after = json.loads(file.read_text())
+    assert [(r["case"], r["threads"]) for r in after["results"]] == [
+        ("another", 1),
+        ("tiny: 12 heads, 1 query, 16 keys", 1),
+        ("tiny: 12 heads, 1 query, 16 keys", 2),
+    ]
+    assert [r["ratio"] == -1.0 for r in after["results"]] == [True, False, False]
+    assert set(after["peak GF/s"]) == {"1", "2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"cpu": "Z80", "results": []}', "has the results of Z80"),
+        ("[]", "no results that could be renewed"),
+        ('{"cpu": ', "no results that could be renewed"),
+    ],
+)
+def test_results_that_are_not_this_machines_are_not_overwritten(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    file.write_text(text)
+    run = CliRunner().invoke(main, ["bench", "--case", "tiny: 12 heads", "--out", str(file)])
+    assert run.exit_code == 2
+    assert said in " ".join(run.output.split())
+    assert file.read_text() == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,7 +23,11 @@ def _counts(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> l
 @click.option("--threads", multiple=True, callback=_counts, help="Thread counts, such as 1,2; 1 and all unless given.")
 @click.option("--case", default="", help="Only the cases whose name contains this, such as decode or training.")
 @click.option("--no-peers", is_flag=True, help="Only limelight and SDPA.")
-@click.option("--out", type=click.Path(dir_okay=False, writable=True), help="Write the results to this file as JSON.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, writable=True),
+    help="Write the results to this file as JSON; with --case, renew those that it has.",
+)
 @json_option
 def command(quick: bool, threads: list[int], case: str, no_peers: bool, out: str | None, as_json: bool) -> None:
     """Measure attention on this machine: limelight, SDPA, the peers that are installed, and the machine's own limits.
@@ -32,18 +37,44 @@ def command(quick: bool, threads: list[int], case: str, no_peers: bool, out: str
     work is arithmetic, the bandwidth of reading that much memory where the work is to read a cache.
     """
     import json
-    from pathlib import Path
 
+    earlier = _earlier(Path(out)) if case and out is not None and Path(out).is_file() else None
     measured = _measure(quick, threads, case, not no_peers)
     text = json.dumps(measured, indent=1)
     if out is not None:
-        Path(out).write_text(text + "\n", encoding="utf-8")
+        kept = measured if earlier is None else _renewed(earlier, measured)
+        Path(out).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     if as_json:
         click.echo(text)
     else:
         _show(measured)
     if out is not None:
         click.echo(f"wrote {out}", err=True)
+
+
+def _earlier(file: Path) -> dict[str, Any]:
+    """Read what was measured on this CPU before, of which some is to be renewed."""
+    import json
+
+    from limelight.cli._bench.machine import cpu_name
+
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        cpu = found["cpu"]
+        [(r["case"], r["threads"]) for r in found["results"]]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise click.UsageError(f"{file} has no results that could be renewed ({error!r}); give another file") from None
+    if cpu != cpu_name():
+        raise click.UsageError(f"{file} has the results of {cpu}, and this is {cpu_name()}; give another file")
+    return found
+
+
+def _renewed(earlier: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    """Put new results in the place of earlier ones of the same case and number of threads, or at the end."""
+    new = {(r["case"], r["threads"]): r for r in measured["results"]}
+    kept = [new.pop((r["case"], r["threads"]), r) for r in earlier["results"]]
+    limits = {name: {**earlier.get(name, {}), **measured[name]} for name in ("peak GF/s", "read GB/s")}
+    return {**measured, **limits, "results": kept + list(new.values())}
 
 
 def _measure(quick: bool, threads: list[int], wanted: str, with_peers: bool) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Ring:
         """The number of ticks."""
         return len(self._ticks)
 
-    def travel(
+    def schedule(
         self, pack: Callable[[int, Tensor], None], size: Callable[[Run], int], pieces: int
     ) -> Iterator[tuple[Tick | None, int, Tensor | None]]:
         """Yield ``(tick, block, bytes)`` for every tick, and ``(None, i, None)`` for pieces of the process's own work.
@@ -77,43 +77,43 @@ class Ring:
         """
         if not self.ticks:
             yield from ((None, i, None) for i in range(pieces))
-        rooms = _Rooms(self, size)
-        following = self._begin(0, pack, rooms)
+        buffers = _Buffers(self, size)
+        following = self._begin(0, pack, buffers)
         for n, tick in enumerate(self._ticks):
-            present, following = following, self._begin(n + 1, pack, rooms)
+            present, following = following, self._begin(n + 1, pack, buffers)
             yield from ((None, i, None) for i in range(n * pieces // self.ticks, (n + 1) * pieces // self.ticks))
             yield tick, tick.receives or 0, present.receive()
             present.finish()
 
-    def _begin(self, n: int, pack: Callable[[int, Tensor], None], rooms: _Rooms) -> Exchange:
+    def _begin(self, n: int, pack: Callable[[int, Tensor], None], buffers: _Buffers) -> Exchange:
         if n >= self.ticks:
             return Exchange(self.processes, [], None, 0, None, 0)
         t, receives, sends = self._ticks[n]
         source = self.source(t)
-        send = None if sends is None else rooms.take(n, "send", self.blocks[self.processes.rank][sends])
-        receive = None if receives is None else rooms.take(n, "receive", self.blocks[source][receives])
+        send = None if sends is None else buffers.take(n, "send", self.blocks[self.processes.rank][sends])
+        receive = None if receives is None else buffers.take(n, "receive", self.blocks[source][receives])
         if send is not None and sends is not None:
             pack(sends, send)
         return self.processes.exchange(send, self.target(t), receive, source)
 
-    def room(self, n: int) -> Tensor:
+    def empty_message(self, n: int) -> Tensor:
         """Memory for a message of ``n`` bytes."""
         return torch.empty(n, dtype=torch.uint8, device=self.processes.device)
 
 
-class _Rooms:
+class _Buffers:
     """Memory for the messages of two ticks; tick ``n`` takes that of tick ``n - 2``, which is over."""
 
     def __init__(self, ring: Ring, size: Callable[[Run], int]) -> None:
         self._ring, self._size = ring, size
-        self._rooms: dict[tuple[int, str], Tensor] = {}
+        self._buffers: dict[tuple[int, str], Tensor] = {}
 
     def take(self, n: int, way: str, run: Run) -> Tensor:
         """Return memory for the block of a run."""
         size = self._size(run)
-        found = self._rooms.get((n % 2, way))
+        found = self._buffers.get((n % 2, way))
         if found is None or len(found) < size:
-            found = self._rooms[n % 2, way] = self._ring.room(size)
+            found = self._buffers[n % 2, way] = self._ring.empty_message(size)
         return found[:size]
 
 
@@ -125,7 +125,7 @@ def _spread(blocks: list[int], ticks: int) -> list[int | None]:
     return found
 
 
-class Return:
+class ReturnPath:
     """Sends results for the blocks of other processes back to them, while the next block is computed.
 
     ``take(b, bytes)`` is called with the results for this process's block ``b``.
@@ -140,7 +140,7 @@ class Return:
         ring = self._ring
         receive = None
         if tick.sends is not None:  # something comes back from where it was sent to
-            receive = ring.room(self._size(ring.blocks[ring.processes.rank][tick.sends]))
+            receive = ring.empty_message(self._size(ring.blocks[ring.processes.rank][tick.sends]))
         self.finish()
         exchange = ring.processes.exchange(message, ring.source(tick.round), receive, ring.target(tick.round))
         self._pending = tick.sends or 0, exchange
@@ -159,7 +159,8 @@ class Return:
 
 def packed(tensors: Sequence[Tensor]) -> Tensor:
     """Return the bytes of tensors one after the other, each from an aligned place on."""
-    out = torch.empty(sum(_room(x.numel() * x.itemsize) for x in tensors), dtype=torch.uint8, device=tensors[0].device)
+    size = sum(_aligned_size(x.numel() * x.itemsize) for x in tensors)
+    out = torch.empty(size, dtype=torch.uint8, device=tensors[0].device)
     pack(tensors, out)
     return out
 
@@ -170,7 +171,7 @@ def pack(tensors: Sequence[Tensor], out: Tensor) -> None:
     for x in tensors:
         n = x.numel() * x.itemsize
         out[first : first + n].view(x.dtype).view(x.shape).copy_(x)
-        first += _room(n)
+        first += _aligned_size(n)
 
 
 def unpacked(message: Tensor, shapes: Sequence[tuple[Sequence[int], torch.dtype]]) -> list[Tensor]:
@@ -179,7 +180,7 @@ def unpacked(message: Tensor, shapes: Sequence[tuple[Sequence[int], torch.dtype]
     for shape, dtype in shapes:
         n = packed_size([(shape, dtype)], aligned=False)
         found.append(message[first : first + n].view(dtype).view(*shape))
-        first += _room(n)
+        first += _aligned_size(n)
     return found
 
 
@@ -188,9 +189,9 @@ def packed_size(shapes: Sequence[tuple[Sequence[int], torch.dtype]], aligned: bo
     total = 0
     for shape, dtype in shapes:
         n = int(torch.Size(shape).numel()) * dtype.itemsize
-        total += _room(n) if aligned else n
+        total += _aligned_size(n) if aligned else n
     return total
 
 
-def _room(n: int) -> int:
+def _aligned_size(n: int) -> int:
     return -(-n // _ALIGNED) * _ALIGNED

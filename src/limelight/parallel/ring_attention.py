@@ -14,7 +14,7 @@ from limelight.backends.gradients import Gradients, Wanted, sink_weight
 from limelight.core.checks import check_dropout
 from limelight.core.problem import AttentionOptions, LoweredSpec, spec_of
 from limelight.parallel.layouts import Layout, Run
-from limelight.parallel.ring import Return, Ring, Tick, pack, packed_size, unpacked
+from limelight.parallel.ring import ReturnPath, Ring, Tick, pack, packed_size, unpacked
 from limelight.parallel.shards import Shards, cut_tensor, places_of
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class _RingAttention(torch.autograd.Function):
         return None, dq, dk, dv, *gradients
 
 
-class Meeting(NamedTuple):
+class BlockWork(NamedTuple):
     """A block of keys and values, and the own queries to compute with it."""
 
     tick: Tick | None  # None for the process's own keys
@@ -135,22 +135,22 @@ class KeyValueBlocks:
         _, at = self.own[b]
         pack([x[:, :, at] for x in self._tensors], out)
 
-    def travel(self) -> Iterator[Meeting]:
+    def schedule(self) -> Iterator[BlockWork]:
         """Yield all own queries with each block that arrives, and pieces of the own queries with all own keys.
 
         Blocks that arrive are short, because several are in memory. The own keys are there in full, and a piece of the
         queries that is computed with all of them is read and written once.
         """
         pieces, every = self._shards.pieces(max(self._ring.ticks, 1)), slice(0, self._shards.q.shape[2])
-        for tick, b, message in self._ring.travel(self._pack, self.size, len(pieces)):
+        for tick, b, message in self._ring.schedule(self._pack, self.size, len(pieces)):
             if tick is None:
                 for run, at in places_of(self._shards.own_keys):
-                    yield Meeting(None, run, [x[:, :, at] for x in self._tensors], pieces[b], at)
+                    yield BlockWork(None, run, [x[:, :, at] for x in self._tensors], pieces[b], at)
             elif message is None:
-                yield Meeting(tick, None, [], every, None)
+                yield BlockWork(tick, None, [], every, None)
             else:
                 run = self._ring.blocks[self._ring.source(tick.round)][b]
-                yield Meeting(tick, run, unpacked(message, self.shapes(run)), every, None)
+                yield BlockWork(tick, run, unpacked(message, self.shapes(run)), every, None)
 
 
 def make_ring(shards: Shards, width: int) -> Ring:
@@ -174,13 +174,13 @@ def ring_forward(shards: Shards, v: Tensor) -> tuple[Tensor, Normalisers, Ring]:
     blocks = KeyValueBlocks(shards, ring, [k, v])
     running = RunningRows.empty((B, Hq, n), v.shape[3], shards.problem.compute_dtype)
 
-    def meet(among: slice, keys: Run, k: Tensor, v: Tensor) -> None:
+    def compute_with(among: slice, keys: Run, k: Tensor, v: Tensor) -> None:
         for part, rows in shards.rectangles(keys, among):
             native.accumulate(q[:, :, rows], k, v, part.spec, part.sizes(q, k), running.rows(rows), place=part.place)
 
-    for x in blocks.travel():
+    for x in blocks.schedule():
         if x.keys is not None:
-            meet(x.rows, x.keys, *x.tensors)
+            compute_with(x.rows, x.keys, *x.tensors)
     running.join_sink(shards.lowered)
     return running.output(shards.dropout).to(v.dtype), running.normalisers(), ring
 
@@ -236,7 +236,7 @@ def ring_backward(shards: Shards, ring: Ring, saved: Saved, wanted: Wanted) -> l
     blocks = KeyValueBlocks(shards, ring, [k, v])
     inner = wanted._replace(sink=False)
 
-    def meet(among: slice, keys: Run, k: Tensor, v: Tensor, dk: Tensor, dv: Tensor) -> None:
+    def compute_with(among: slice, keys: Run, k: Tensor, v: Tensor, dk: Tensor, dv: Tensor) -> None:
         for part, rows in shards.rectangles(keys, among):
             found = native.backward(
                 dout[:, :, rows],
@@ -258,21 +258,21 @@ def ring_backward(shards: Shards, ring: Ring, saved: Saved, wanted: Wanted) -> l
             total += x
 
     own = ring.blocks[shards.processes.rank]
-    back = Return(
+    back = ReturnPath(
         ring,
         lambda run: packed_size(blocks.shapes(run, dtype)),
         lambda b, message: take(b, unpacked(message, blocks.shapes(own[b], dtype))),
     )
-    for tick, keys, tensors, among, at in blocks.travel():
+    for tick, keys, tensors, among, at in blocks.schedule():
         if tick is None:
             assert keys is not None
             assert at is not None
-            meet(among, keys, *tensors, *sums.of_keys(at))
+            compute_with(among, keys, *tensors, *sums.of_keys(at))
         elif keys is None:
             back.step(tick, None)
         else:
-            message = ring.room(packed_size(blocks.shapes(keys, dtype))).zero_()
-            meet(among, keys, *tensors, *unpacked(message, blocks.shapes(keys, dtype)))
+            message = ring.empty_message(packed_size(blocks.shapes(keys, dtype))).zero_()
+            compute_with(among, keys, *tensors, *unpacked(message, blocks.shapes(keys, dtype)))
             back.step(tick, message)
     back.finish()
     if wanted.sink or wanted.temperature:

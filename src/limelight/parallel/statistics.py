@@ -15,7 +15,7 @@ from limelight.matrix.statistics.entropy import Entropy
 from limelight.matrix.statistics.mass import Mass
 from limelight.parallel.layouts import Run
 from limelight.parallel.partials import KEYS, ROWS, WHOLE, KeyPart, MaskPart, RowPart, WholePart
-from limelight.parallel.ring import Return, packed, packed_size, unpacked
+from limelight.parallel.ring import ReturnPath, packed, packed_size, unpacked
 from limelight.parallel.ring_attention import KeyValueBlocks, make_ring
 from limelight.parallel.shards import Rectangle, Shards
 
@@ -57,7 +57,7 @@ def _row_pass(shards: Shards, asked: list[Statistic]) -> tuple[list[Any], Normal
     blocks = KeyValueBlocks(shards, make_ring(shards, D), [k])
     masks = {id(x): MaskPart(x.mask, shards) for x in asked if x.mask is not None}
     running = native.RunningStatistics(q, k.shape[1], shards.lowered, asked)
-    for _, keys, tensors, among, _ in blocks.travel():
+    for _, keys, tensors, among, _ in blocks.schedule():
         for where, rows in () if keys is None else shards.rectangles(keys, among):
             parts = [Mass(masks[id(x)].of(where)) if id(x) in masks else x for x in asked]
             running.add(rows, tensors[0], where.spec, parts, where.place)
@@ -80,7 +80,7 @@ def _known_pass(
     blocks = KeyValueBlocks(shards, ring, [k])
     parts: list[Any] = [*row_parts, *whole_parts, *key_parts]
 
-    def meet(among: slice, keys: Run, k_block: Tensor) -> list[Tensor]:
+    def compute_with(among: slice, keys: Run, k_block: Tensor) -> list[Tensor]:
         sums = {id(x): torch.zeros(x.shape(keys), dtype=dtype) for x in key_parts}
         for where, rows in shards.rectangles(keys, among):
             normalisers = Normalisers(known.lse[:, :, rows], known.scaled[:, :, :, rows])
@@ -94,9 +94,9 @@ def _known_pass(
         return list(sums.values())
 
     own = [torch.zeros(*x.shape(Run(0, k.shape[2])), dtype=dtype) for x in key_parts]
-    back = _returning(ring, blocks, key_parts, own, dtype) if key_parts else None
-    for tick, keys, tensors, among, at in blocks.travel():
-        found = None if keys is None else meet(among, keys, *tensors)
+    back = _return_path(ring, blocks, key_parts, own, dtype) if key_parts else None
+    for tick, keys, tensors, among, at in blocks.schedule():
+        found = None if keys is None else compute_with(among, keys, *tensors)
         if at is not None and found is not None:
             for total, x in zip(own, found, strict=True):
                 total[:, :, at] += x
@@ -107,10 +107,10 @@ def _known_pass(
     return own
 
 
-def _returning(
+def _return_path(
     ring: Any, blocks: KeyValueBlocks, parts: list[KeyPart], own: list[Tensor], dtype: torch.dtype
-) -> Return:
-    """Make the ``Return`` that sends sums back to the processes that hold the keys."""
+) -> ReturnPath:
+    """Make the ``ReturnPath`` that sends sums back to the processes that hold the keys."""
     runs = ring.blocks[ring.processes.rank]
 
     def shapes(run: Run) -> list[tuple[list[int], torch.dtype]]:
@@ -121,7 +121,7 @@ def _returning(
         for total, x in zip(own, unpacked(message, shapes(runs[b])), strict=True):
             total[:, :, at] += x
 
-    return Return(ring, lambda run: packed_size(shapes(run)), take)
+    return ReturnPath(ring, lambda run: packed_size(shapes(run)), take)
 
 
 def _outputs(

@@ -21,7 +21,7 @@ def available_isas() -> list[str]:
 
 
 def shares_threads() -> bool:
-    """Tell whether the kernels run on PyTorch's own threads; there are none."""
+    """Return False: there are no kernels that could run on PyTorch's own threads."""
     return False
 
 

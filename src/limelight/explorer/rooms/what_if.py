@@ -1,4 +1,4 @@
-"""What if: the output of the model with heads off, other temperatures, and pairs knocked out."""
+"""The room What if: the output of the model with heads off, other temperatures, and pairs knocked out."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _OPENING = tuple("'’-–—\"«([/$€£#▁")
 class _Goal:
     """The tokens of a phrase, in two forms: after a space, and directly after an apostrophe, a hyphen or a sign."""
 
-    ways: tuple[tuple[int, ...], ...]
+    forms: tuple[tuple[int, ...], ...]
     is_number: bool
 
 
@@ -38,13 +38,13 @@ class _Hypothesis:
     tokens: tuple[int, ...]
     score: float
     reached: frozenset[int]
-    under_way: tuple[int, int, int] | None = None  # goal, its form, and how many of its tokens are written
+    in_progress: tuple[int, int, int] | None = None  # goal, its form, and how many of its tokens are written
     closed: bool = False  # a goal ends here, and no letter or digit may follow directly
     complete: int = 0  # tokens of the goals that it contains
 
     @property
     def group(self) -> int:
-        return self.complete + (self.under_way[2] if self.under_way is not None else 0)
+        return self.complete + (self.in_progress[2] if self.in_progress is not None else 0)
 
 
 class PhraseSearch:
@@ -75,15 +75,15 @@ class PhraseSearch:
         ended: list[_Hypothesis] = []
         for _ in range(longest):
             logits = self.model.decode(new, context.expand(len(beams), -1, -1), cache=cache, last=True)[:, -1]
-            scores = logits.float().log_softmax(-1)
+            unmasked = logits.float().log_softmax(-1)
+            scores = unmasked.clone()
             scores[:, list(self.model.never)] = -torch.inf
             if not digits:
                 scores = scores.masked_fill(self.digits, -torch.inf)
-            allowed = logits.float().log_softmax(-1)
             found = [
-                (row, next_one)
+                (row, hypothesis)
                 for row, beam in enumerate(beams)
-                for next_one in self._continued(beam, goals, scores[row], allowed[row])
+                for hypothesis in self._continuations(beam, goals, scores[row], unmasked[row])
             ]
             ended += [h for _, h in found if h.tokens[-1] == self.end]
             kept = _kept([(row, h) for row, h in found if h.tokens[-1] != self.end])
@@ -100,13 +100,13 @@ class PhraseSearch:
         joined = self.tokenizer.encode("l'" + phrase.text, add_special_tokens=False).ids[before:]
         return _Goal(tuple(dict.fromkeys((tuple(apart), tuple(joined)))), phrase.is_number)
 
-    def _continued(
-        self, beam: _Hypothesis, goals: Sequence[_Goal], scores: Tensor, allowed: Tensor
+    def _continuations(
+        self, beam: _Hypothesis, goals: Sequence[_Goal], scores: Tensor, unmasked: Tensor
     ) -> Iterator[_Hypothesis]:
-        """Return the continuations of a hypothesis: the likeliest tokens, and the next token of every goal."""
-        if beam.under_way is not None:
-            goal, way, done = beam.under_way
-            yield self._stepped(beam, goals, goal, way, done, allowed)
+        """Yield the continuations of a hypothesis: the likeliest tokens, and the next token of every goal."""
+        if beam.in_progress is not None:
+            goal, form, done = beam.in_progress
+            yield self._advanced(beam, goals, goal, form, done, unmasked)
             if goals[goal].is_number:
                 return
         if beam.closed:
@@ -119,26 +119,26 @@ class PhraseSearch:
         for token, score in zip(best.indices.tolist(), best.values.tolist(), strict=True):
             if score > -torch.inf:
                 yield replace(
-                    beam, tokens=(*beam.tokens, token), score=beam.score + score, under_way=None, closed=False
+                    beam, tokens=(*beam.tokens, token), score=beam.score + score, in_progress=None, closed=False
                 )
-        if beam.under_way is None:
-            for n, goal_ahead in enumerate(goals):
-                for way in range(len(goal_ahead.ways)):
-                    first = goal_ahead.ways[way][0]
-                    may_stand = not self.continues[first] or self.opens[beam.tokens[-1]]
-                    if n not in beam.reached and may_stand:
-                        yield self._stepped(beam, goals, n, way, 0, allowed)
+        if beam.in_progress is None:
+            for n, other in enumerate(goals):
+                for form in range(len(other.forms)):
+                    first = other.forms[form][0]
+                    fits_here = not self.continues[first] or self.opens[beam.tokens[-1]]
+                    if n not in beam.reached and fits_here:
+                        yield self._advanced(beam, goals, n, form, 0, unmasked)
 
-    def _stepped(
-        self, beam: _Hypothesis, goals: Sequence[_Goal], goal: int, way: int, done: int, allowed: Tensor
+    def _advanced(
+        self, beam: _Hypothesis, goals: Sequence[_Goal], goal: int, form: int, done: int, unmasked: Tensor
     ) -> _Hypothesis:
-        tokens = goals[goal].ways[way]
+        tokens = goals[goal].forms[form]
         token = tokens[done]
-        written, score = (*beam.tokens, token), beam.score + float(allowed[token])
+        written, score = (*beam.tokens, token), beam.score + float(unmasked[token])
         if done + 1 == len(tokens):
             reached, complete = beam.reached | {goal}, beam.complete + len(tokens)
             return _Hypothesis(written, score, reached, closed=True, complete=complete)
-        return replace(beam, tokens=written, score=score, under_way=(goal, way, done + 1), closed=False)
+        return replace(beam, tokens=written, score=score, in_progress=(goal, form, done + 1), closed=False)
 
 
 def _mean(hypothesis: _Hypothesis) -> float:
@@ -149,10 +149,10 @@ def _kept(found: list[tuple[int, _Hypothesis]]) -> list[tuple[int, _Hypothesis]]
     """Return the best hypotheses of every group, each text once."""
     groups: dict[int, list[tuple[int, _Hypothesis]]] = {}
     seen = set()
-    for row, h in sorted(found, key=lambda x: (-x[1].score, x[1].under_way is None)):
+    for row, h in sorted(found, key=lambda x: (-x[1].score, x[1].in_progress is None)):
         group = groups.setdefault(h.group, [])
-        if len(group) < _IN_GROUP and (h.tokens, h.under_way, h.reached) not in seen:
-            seen.add((h.tokens, h.under_way, h.reached))
+        if len(group) < _IN_GROUP and (h.tokens, h.in_progress, h.reached) not in seen:
+            seen.add((h.tokens, h.in_progress, h.reached))
             group.append((row, h))
     return [x for group in groups.values() for x in group]
 

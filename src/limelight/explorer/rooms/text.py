@@ -42,7 +42,7 @@ def _line(A: Weights, batch: int, place: int, side: str) -> Tensor:
     return A[batch, :, place] if side == "query" else A[batch, :, :, place]
 
 
-def _rolled(layers: list[Matrix], batch: int, place: int, side: str) -> Tensor:
+def _rollout_line(layers: list[Matrix], batch: int, place: int, side: str) -> Tensor:
     """Return what reaches a token from each position, or what a position sends to each token, through all layers."""
     weights = [m.call.weights for m in layers]
     if side == "query":
@@ -89,19 +89,21 @@ def attention(subject: Subject, arguments: Arguments) -> Answer:
             if kind == "layer":
                 line = _line(matrix.call.weights, batch, place, side).float().mean(0)
             elif kind == "stack":
-                lines = [_line(m.call.weights, batch, place, side).float().mean(0) for m in _alike(subject, matrix)]
+                lines = [
+                    _line(m.call.weights, batch, place, side).float().mean(0) for m in _calls_of_stack(subject, matrix)
+                ]
                 line = torch.stack(lines).mean(0)
             else:
-                line = _rolled(_layers(subject, matrix), batch, place, side)
+                line = _rollout_line(_layers(subject, matrix), batch, place, side)
         found[str(n)] = line.float().cpu().numpy()
     return Answer({}, found)
 
 
-def _alike(subject: Subject, matrix: Matrix) -> list[Matrix]:
+def _calls_of_stack(subject: Subject, matrix: Matrix) -> list[Matrix]:
     """Return the calls of the same stack and kind with the same queries and keys."""
     call = matrix.call
-    alike = [m for m in subject.matrices if (m.call.stack, m.call.kind) == (call.stack, call.kind)]
-    return [m for m in alike if _shape(m) == _shape(matrix)]
+    same = [m for m in subject.matrices if (m.call.stack, m.call.kind) == (call.stack, call.kind)]
+    return [m for m in same if _shape(m) == _shape(matrix)]
 
 
 @question("matrix")
@@ -118,7 +120,7 @@ def matrix(subject: Subject, arguments: Arguments) -> Answer:
         elif kind == "layer":
             whole = A[batch].mean(0)
         elif kind == "stack":
-            whole = torch.stack([m.call.weights[batch].mean(0) for m in _alike(subject, found)]).mean(0)
+            whole = torch.stack([m.call.weights[batch].mean(0) for m in _calls_of_stack(subject, found)]).mean(0)
         else:
             whole = rollout([m.call.weights for m in _layers(subject, found)], residual=_RESIDUAL)[batch]
     return Answer({}, {"weights": whole.float().cpu().numpy().astype(np.float32)})

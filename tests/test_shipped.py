@@ -107,6 +107,11 @@ def test_texts_of_several_sentences_and_of_other_kinds(translator: Translator) -
         ("Okonkwo is my best friend.", ["Okonkwo"]),
         ("I went to Ljubljana with Håkon.", ["Ljubljana", "Håkon"]),
         ("I paid 1,250 euros for 3.5 kilos.", ["1 250", "3,5"]),
+        ("It is the 10th of May.", ["le 10 mai"]),
+        ("Today is June 3rd.", ["le 3 juin"]),
+        ("They worked from May 3 to May 5.", ["du 3 mai au 5 mai"]),
+        ("I was born on 3/14/1998.", ["le 3/14/1998"]),
+        ("He ate 1/3 of the cake.", ["1/3"]),
     ],
 )
 def test_numbers_and_names_are_kept(translator: Translator, english: str, kept: list[str]) -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from limelight.translate import Pair, Recipe, ordinals, stand_ins
+from limelight.translate import Pair, Recipe, dates, ordinals, stand_ins
 from limelight.translate.augmentation import Augmenter
 from limelight.translate.copying import Phrase, changes, phrases, whole_names
 from limelight.translate.first_names import read_as_names
@@ -204,6 +204,40 @@ def test_first_names_are_told_from_words(text: str, names: list[str]) -> None:
 )
 def test_ordinals_and_decades(english: str, french: str, lost: list[str]) -> None:
     assert ordinals.lost(english, french) == lost
+
+
+@pytest.mark.parametrize(
+    ("english", "french", "lost"),
+    [
+        ("It is the 10th of May.", "C'est le 10 mai.", []),
+        ("It is the 10th of May.", "C'est la maman de 10 mai.", ["the date 10th of May is missing"]),
+        ("It was June 3rd, 2001.", "C'était le 3 octobre 2001.", ["the date June 3rd, 2001 is missing"]),
+        ("from May 1 to May 5", "du premier mai au 5 mai", []),
+        ("Monday, August 21", "lundi 21 août", []),
+        ("He was born on 3/14/1998.", "Il est né en 3 octobre 1998-14.", ["the date 3/14/1998 is missing"]),
+        ("He was born on 3/14/1998.", "Il est né le 3/14/1998.", []),
+        ("You may 10 times try, in May 1998.", "Tu peux essayer 10 fois, en mai 1998.", []),
+    ],
+)
+def test_dates(english: str, french: str, lost: list[str]) -> None:
+    assert dates.lost(english, french) == lost
+
+
+def test_dates_are_put_back_after_their_prepositions() -> None:
+    found = stand_ins.numbers_put_in("They worked from May 3 to the 5th of June on Monday.")
+    assert found is not None
+    english, back = found
+    assert english == "They worked from Friday to Sunday on Monday."
+    french = stand_ins.numbers_put_back("Ils ont travaillé de vendredi à dimanche, lundi.", back)
+    assert french == "Ils ont travaillé du 3 mai au 5 juin, lundi."
+
+
+def test_fractions_are_one_number() -> None:
+    assert changes("Add 1/2 cup.", "Ajoutez la tasse de 1 2%.", None) == [
+        "the number 1/2 became 1",
+        "the number 2 was added",
+    ]
+    assert changes("Add 1/2 cup.", "Ajoutez 1/2 tasse.", None) == []
 
 
 def test_one_pair_of_quotation_marks_inside() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from limelight.translate import number_words, ordinals
+from limelight.translate import dates, number_words, ordinals
 from limelight.translate.first_names import read_as_names
 from limelight.translate.numerals import NUMBER, in_french, numbers
 
@@ -107,7 +107,7 @@ def changes(source: str, target: str, known: frozenset[str] | None) -> list[str]
     found = [f"the number {a} became {b}" for a, b in zip(lost.elements(), new.elements(), strict=False)]
     found += [f"the number {number} is missing" for number in list(lost.elements())[new.total() :]]
     found += [f"the number {number} was added" for number in list(new.elements())[lost.total() :]]
-    found += [*ordinals.lost(source, target), *number_words.lost(source, target)]
+    found += [*ordinals.lost(source, target), *dates.lost(source, target), *number_words.lost(source, target)]
     found += [f"the address {address} is missing" for address in ADDRESS.findall(source) if address not in target]
     written = set(_WORD.findall(target))
     found += [f"the name {name} is missing" for name in names(source, known) if name not in written]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-# Groups of three digits with a comma or a point between them, or any digits, and decimals.
-NUMBER = re.compile(r"\d{1,3}(?:[.,]\d{3})+(?!\d)(?:[.,]\d+)?|\d+(?:[.,]\d+)?")
+_STROKES = r"(?<![\d/.,])\d{1,4}(?:/\d{1,4})+(?![\d/])"  # 1/2, 3/14/2024
+# Or groups of three digits with a comma or a point between them, or any digits, and decimals.
+NUMBER = re.compile(rf"{_STROKES}|\d{{1,3}}(?:[.,]\d{{3}})+(?!\d)(?:[.,]\d+)?|\d+(?:[.,]\d+)?")
 # The same with spaces between the groups, as in French.
 _SPACED = re.compile(r"(?<![\d.,])(\d{1,3})((?:[ \u00a0\u202f]\d{3})+)(?!\d)")
 _GROUP = re.compile(r"[.,](?=\d{3}(?!\d))")
@@ -19,6 +20,8 @@ def numbers(text: str) -> Counter[str]:
     ['12500', '3.50', '30', '4']
     >>> sorted(numbers("12 500 personnes ont payé 3,50 $ à 4 h 30."))
     ['12500', '3.50', '30', '4']
+    >>> sorted(numbers("1/2 cup on 3/14/2024"))
+    ['1/2', '3/14/2024']
     """
     text = _SPACED.sub(lambda m: m[1] + re.sub(r"\s", "", m[2]), text)
     return Counter(_GROUP.sub("", number).replace(",", ".") for number in NUMBER.findall(text))

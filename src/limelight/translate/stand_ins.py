@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from limelight.translate import dates
 from limelight.translate.data import Pair
-from limelight.translate.french import MONTHS, clock, put_name
+from limelight.translate.french import clock, put_name
 from limelight.translate.numerals import NUMBER, in_french
 from limelight.translate.ordinals import ORDINAL, is_day
 from limelight.translate.ordinals import in_french as ordinal_in_french
@@ -83,9 +84,8 @@ _CURRENCIES = {"$": " dollars", "€": " euros", "£": " pounds", "": ""}
 
 
 _CLOCK = re.compile(r"(?<![\d:.])(\d{1,2}):(\d\d)(?![\d:])(?: ?([ap])\.?m\b\.?)?")
-_DAYS = (("Monday", "lundi"), ("Friday", "vendredi"))
+_DAYS = (("Monday", "lundi"), ("Friday", "vendredi"), ("Sunday", "dimanche"))
 _CLOCKS = (("seven o'clock", "sept heures"), ("nine o'clock", "neuf heures"))
-_DATE = re.compile(rf"\b([Oo])n ({'|'.join(MONTHS)}) (\d{{1,2}})(?:, (\d{{4}}))?(?![\d:])")
 
 
 def numbers_put_in(text: str) -> tuple[str, dict[str, str]] | None:
@@ -96,15 +96,15 @@ def numbers_put_in(text: str) -> tuple[str, dict[str, str]] | None:
     >>> numbers_put_in("He came on May 3, 1998 at 4:15 p.m.")
     ("He came on Monday at seven o'clock.", {'lundi': 'le 3 mai 1998', 'sept heures': "4 h 15 de l'après-midi"})
     """
-    words, years, clocks, days = iter(_IN_WORDS), iter(_YEARS), iter(_CLOCKS), iter(_DAYS)
+    words, years, clocks = iter(_IN_WORDS), iter(_YEARS), iter(_CLOCKS)
+    days = iter([(english, french) for english, french in _DAYS if english not in text])
     places = iter(_PLACES)
     back: dict[str, str] = {}
 
     def date(found: re.Match[str]) -> str:
-        first, month, day, year = found.groups()
         english, french = next(days, ("", ""))
-        back[french] = f"le {day} {MONTHS[month]}" + (f" {year}" if year else "")
-        return f"{first}n {english}"
+        back[french] = dates.in_french(found)
+        return english
 
     def time(found: re.Match[str]) -> str:
         english, french = next(clocks, ("", ""))
@@ -128,7 +128,7 @@ def numbers_put_in(text: str) -> tuple[str, dict[str, str]] | None:
         back[french] = ordinal_in_french(found[1])
         return english
 
-    changed = _CLOCK.sub(time, _DATE.sub(date, text))
+    changed = _CLOCK.sub(time, dates.DATE.sub(date, text))
     changed = _FREE.sub(number, ORDINAL.sub(ordinal, changed))
     if not back or "" in back or any(digits not in back for digits in re.findall(r"\d+", changed)):
         return None
@@ -143,7 +143,7 @@ def numbers_put_back(text: str, back: dict[str, str]) -> str:
         if len(found) == 1:
             begin, end = found[0].span()
             new = number[0].upper() + number[1:] if found[0][0][0].isupper() else number
-            text = text[:begin] + new + text[end:]
+            text = dates.contracted(text[:begin] + new + text[end:])
     return text
 
 

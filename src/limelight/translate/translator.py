@@ -28,6 +28,7 @@ from limelight.translate.copying import (
     whole_names,
 )
 from limelight.translate.data import padded
+from limelight.translate.dates import DATE
 from limelight.translate.first_names import read_as_names
 from limelight.translate.numerals import NUMBER
 from limelight.translate.ordinals import with_decades
@@ -206,7 +207,7 @@ class Translator:
     def _may_be_lower_case(self, text: str) -> bool:
         """Return whether the first word has its capital only because it begins the sentence."""
         first = re.match(r"[^\W\d_]+", text)
-        if first is None or first[0] == "I" or first[0] in read_as_names(text):
+        if first is None or first[0] == "I" or first[0] in read_as_names(text) or DATE.match(text):
             return False
         return self.words is not None and first[0].lower() in self.words
 

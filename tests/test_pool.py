@@ -36,6 +36,7 @@ def test_works_after_fork(two_threads: None) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PyTorch's threads are looked for on Linux alone")
+@pytest.mark.skipif("tsan" in os.environ.get("LD_PRELOAD", ""), reason="the race detector cannot see into OpenMP")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_shares_the_threads_of_torch_but_not_in_a_forked_child(two_threads: None) -> None:
     """No thread is started beside those that a matrix product has, except in a child, which has none of them."""

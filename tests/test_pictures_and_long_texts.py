@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from limelight import Causal, KVCache, Window, WindowCache, experiments, weights
-from limelight.experiments import captions, digits, long_patterns
+from limelight.experiments import captions, digits, long_patterns, resting
 from limelight.experiments.drawings import (
     COLOURS,
     END,
@@ -195,3 +195,16 @@ def test_captions_of_pairs_that_were_never_seen() -> None:
     assert written.measured >= 0.95
     assert looked.measured >= 5
     assert [f.verdict for f in result.findings[:3]] == [REPRODUCED] * 3
+
+
+def test_the_language_that_needs_attention_after_the_trigger_alone() -> None:
+    g = torch.Generator().manual_seed(3)
+    table = resting.followers(g)
+    ids = resting.texts(7, 301, table, g)
+    assert ids.shape == (7, 302)
+    assert (ids[:, 0] == resting.FIRST).all()
+    before, here, after = ids[:, 1:-2], ids[:, 2:-1], ids[:, 3:]
+    trigger = here == resting.TRIGGER
+    assert 0.05 < trigger.float().mean() < 0.2
+    assert (after == before)[trigger].all()
+    assert (table[here] == after[..., None]).any(-1)[~trigger].all()

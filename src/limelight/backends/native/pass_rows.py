@@ -1,8 +1,4 @@
-"""Rows in the order of a pass, moved and merged on the threads of the kernels.
-
-Torch's own threads wait actively for more work after each operation, for milliseconds in which the kernels cannot have
-their cores.
-"""
+"""Rows in the order of a pass, moved and merged in one walk over their memory, where torch would take several."""
 
 from __future__ import annotations
 

@@ -65,10 +65,10 @@ class TopK(AskedStatistic):
         for weights, keys, new_weights, new_keys in zip(*(y.unbind(1) for y in (*total, *part)), strict=True):
             if x.keys is not None:
                 new_keys = x.keys[new_keys.clamp(max=len(x.keys) - 1)]  # what is no key of the pass has a weight of 0
-            found = _strongest(
-                torch.cat([weights[:, rows], new_weights], -1), torch.cat([keys[:, rows], new_keys], -1), self.k
-            )
-            weights[:, rows], keys[:, rows] = found
+            if weights[:, rows].any():  # what a pass found is in order already
+                both = (torch.cat([weights[:, rows], new_weights], -1), torch.cat([keys[:, rows], new_keys], -1))
+                new_weights, new_keys = _strongest(*both, self.k)
+            weights[:, rows], keys[:, rows] = new_weights, new_keys
             _fill(keys, weights == 0)
 
     def flatten(self, result: Any) -> list[Tensor]:

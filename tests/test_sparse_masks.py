@@ -140,6 +140,7 @@ PATTERNS = [
     ll.Causal() & (ll.Window(2) | ll.Global([0, 5, 9, 17]) | ll.Strided(6)),
     ll.Strided(3) & ~ll.Window(1) & ll.Documents(torch.arange(31) // 11),
     ll.RandomBlocks(4, 2) | ll.Strided(7),
+    ll.Strided(4) & ll.Dilated(3, 6),
 ]
 
 

@@ -9,6 +9,7 @@ before it, so that no pair is computed twice.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Hashable
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from limelight.core.spans import tidy
 
 _MOST_SPANS = 16  # of a query in a pass
 _MOST_TERMS = 32  # of a mask that is written as a union of intersections
+_FAR = 2**31  # no two positions are so far apart
 _CACHE_SIZE = 16
 _cache: dict[Hashable, list[Pass] | None] = {}
 
@@ -183,12 +185,14 @@ def _terms(mask: Mask, negated: bool) -> list[list[Mask]] | None:
 
 def _split(term: list[Mask]) -> tuple[_Order, list[Mask]]:
     """Return the order of an intersection and its other factors."""
+    strided = [x for x in term if isinstance(x, Strided)]
+    dilated = [x for x in term if isinstance(x, Dilated)]
+    if strided or dilated:  # a multiple of several strides is one of their least common multiple
+        stride = min(math.lcm(*(x.stride for x in strided), *(x.dilation for x in dilated)), _FAR)
+        rest = [x for x in term if not isinstance(x, (Strided, Dilated))]
+        return _Residues(stride), [*rest, *(Window(x.window * x.dilation) for x in dilated)]
     for at, factor in enumerate(term):
         rest = term[:at] + term[at + 1 :]
-        if isinstance(factor, Strided):
-            return _Residues(factor.stride), rest
-        if isinstance(factor, Dilated):
-            return _Residues(factor.dilation), [*rest, Window(factor.window * factor.dilation)]
         if isinstance(factor, GlobalQueries):
             return _QueriesFirst(factor.tokens), rest
         if isinstance(factor, GlobalKeys):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import limelight as ll
-from conftest import assert_sums_close, largest
+from conftest import assert_sums_close, generator, largest
 from limelight.backends import native
 from limelight.core import reference
 from limelight.core.masks import Mask, Spans, lower_mask
@@ -300,3 +300,19 @@ def test_tiles_do_not_reach_over_blocks(isa: str) -> None:
     for mask, lengths in ((ll.Blocks(layout, block), [block] * 8), (ll.Causal(), [n])):
         cut = native.cut(Problem(q, q, AttentionSpec(mask=mask)), q)
         assert cut.tasks // cut.chunks == sum(-(-length // width // 3) for length in lengths)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sink", [False, True])
+def test_passes_are_rounded_to_half_types_once(dtype: torch.dtype, sink: bool) -> None:
+    """Merged outputs are as near to those of float64 as the type allows, not rounded in every pass."""
+    g = generator(7)
+    q, k, v = (torch.randn(2, 6, 37, width, generator=g).to(dtype) for width in (7, 7, 13))
+    logits = torch.randn(6, generator=g) if sink else None
+    for mask in (ll.Causal() | ll.Strided(3), ll.Window(3) | ll.Strided(5), ll.Strided(3)):
+        got = ll.attention(q, k, v, mask=mask, sink=logits).double()
+        want = ll.attention(
+            q.double(), k.double(), v.double(), mask=mask, sink=None if logits is None else logits.double()
+        )
+        allowed = 0.5 * torch.finfo(dtype).eps * want.abs() + 3e-6
+        assert ((got - want).abs() <= allowed).all()

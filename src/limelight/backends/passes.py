@@ -51,9 +51,10 @@ def attention(p: Problem, v: Tensor, passes: Sequence[Pass], attend: Attend) -> 
     """Compute the output and the log-sum-exp of each row; ``attend`` computes those of a pass."""
     N = p.sizes.N
     total: tuple[Tensor, Tensor] | None = None
+    merged = len(passes) > 1 or p.sink is not None
+    values = v.to(p.compute_dtype) if merged else v  # the output is rounded to a half type once, after merging
     for x in sorted(passes, key=lambda x: x.queries is not None and len(x.queries) < N):  # of all queries first
-        out, lse = attend(problem_of(p, x), take(v, x.keys))
-        out = out.to(lse.dtype)
+        out, lse = attend(problem_of(p, x), take(values, x.keys))
         if total is None:
             total = _spread(out, lse, x.queries, N)
         else:

@@ -8,7 +8,7 @@
 namespace limelight {
 
 // Jobs with fewer multiplications run on one thread: waking another takes longer than it would save.
-constexpr double kWorthAThread = 1e6;
+constexpr double kWorthAThread = 4e5;
 
 // Calls work(i, scratch) once for every i in [0, count), each on some thread with `scratch_bytes` of
 // aligned memory of its own, and returns when all are done. The caller works too. An exception from

@@ -58,7 +58,8 @@ class Shape:
             reading = lambda: backends.read_once(1, k, v)  # noqa: E731
             return calls | {"limelight": lambda: ll.attention(q, k, v), "reading": reading}
         kept_k, kept_v = ll.ByteCache()[0].extend(k, v)
-        reading = lambda: backends.read_once(1, kept_k.values.contiguous(), kept_v.values.contiguous())  # noqa: E731
+        kept = [x.values.contiguous() for x in (kept_k, kept_v)]  # the cache has room for more keys between them
+        reading = lambda: backends.read_once(1, *kept)  # noqa: E731
         return calls | {"limelight": lambda: attention_int8(q, kept_k, kept_v), "reading": reading}
 
 

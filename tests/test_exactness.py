@@ -162,7 +162,7 @@ def test_as_exact_as_the_dense_softmax(kind: str, M: int) -> None:
 def test_as_exact_as_the_dense_softmax_in_other_shapes(sizes: dict[str, int], isa: str) -> None:
     forward, gradient = bounds_of(isa)
     many = sizes["N"] > 5000  # dK and dV join the sums of 48 rows in one chain on AVX2
-    assert_as_exact_as_the_dense_softmax(**sizes, bounds=(forward, max(gradient, 1.3) if many else gradient))
+    assert_as_exact_as_the_dense_softmax(**sizes, bounds=(forward, max(gradient, 1.45) if many else gradient))
 
 
 @pytest.mark.parametrize("M", [2, 17, 61, 211, 331])

@@ -17,7 +17,9 @@ from torch.utils.checkpoint import checkpoint
 import limelight as ll
 from conftest import EPS, assert_sums_close, assert_within, examples, generator, gradient_bounds, largest, problems
 from limelight.backends import autograd
+from limelight.backends.native import gradient
 from limelight.core import reference
+from limelight.core.masks import lower_mask
 from test_gradients import in_doubles
 
 
@@ -326,3 +328,27 @@ def test_nothing_is_kept_alive(qkv: list[Tensor]) -> None:
     del y, h
     gc.collect()
     assert node() is None
+
+
+def test_a_mask_lives_until_its_gradient_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spans of a dense mask are made for the call: the kernels must not read them after they are freed."""
+    made: list[weakref.ref[Any]] = []
+    alive: list[bool] = []
+
+    def lower(*args: Any) -> Any:
+        lowered = lower_mask(*args)
+        made.append(weakref.ref(lowered.spans))
+        return lowered
+
+    def run(*args: Any, **options: Any) -> None:
+        alive.extend(x() is not None for x in made)
+        compute(*args, **options)
+
+    compute = gradient._run
+    monkeypatch.setattr(gradient, "lower_mask", lower)
+    monkeypatch.setattr(gradient, "_run", run)
+    q, k = leaf(1, 1, 301, 5), leaf(1, 1, 701, 5, seed=1)
+    kept = torch.rand(301, 701, generator=generator(3)) < 0.1
+    kept[:, 150:] = False  # blocks without a key, for which there are spans
+    ll.weights(q, k).observe(mass=ll.Dense(kept), entropy=True).mass.sum().backward()
+    assert alive == [True]

@@ -22,7 +22,7 @@ from limelight.backends.native.addresses import address, address_or_0, allowed_k
 from limelight.backends.native.description import WHOLE, Operands, Place
 from limelight.backends.native.extension import TYPES, kernels
 from limelight.backends.native.memory import readable, zeros_like
-from limelight.core.masks import lower_mask
+from limelight.core.masks import LoweredMask, Mask, lower_mask
 from limelight.core.problem import LoweredSpec, Sizes, compute_dtype
 
 
@@ -61,6 +61,7 @@ def backward(
         dlse = -known if dlse is None else dlse - known
     dlse = None if dlse is None else dlse.to(dtype).contiguous()
     coefficients = [x.statistic.output_gradient(x.gradient, sizes).to(dtype).contiguous() for x in terms]
+    masks = [_lowered_mask(x.statistic.mask, sizes) for x in terms]  # held until the kernels have read them
     if 0 not in sizes[:5]:
         operands = Operands(lowered, q, sizes)
         _run(
@@ -71,7 +72,7 @@ def backward(
             dv,
             dlse=address_or_0(dlse),
             part=into is not None,
-            terms=[_request(x, coefficient, sizes) for x, coefficient in zip(terms, coefficients, strict=True)],
+            terms=[_request(*term, sizes) for term in zip(terms, coefficients, masks, strict=True)],
             **learned.described(sizes),
         )
     if into is None:
@@ -127,10 +128,13 @@ def _in_type_of(x: Tensor, gradient: Tensor) -> Tensor:
     return gradient if gradient.dtype is x.dtype else gradient.to(x.dtype)
 
 
-def _request(term: Term, coefficient: Tensor, sizes: Sizes) -> kernels.Request:
-    """Describe a statistic whose result has a gradient."""
+def _lowered_mask(mask: Mask | None, sizes: Sizes) -> LoweredMask | None:
+    return None if mask is None else lower_mask(mask, sizes.N, sizes.M)
+
+
+def _request(term: Term, coefficient: Tensor, mask: LoweredMask | None, sizes: Sizes) -> kernels.Request:
+    """Describe a statistic whose result has a gradient; coefficient and mask must live until the call is over."""
     statistic = term.statistic
-    mask = None if statistic.mask is None else lower_mask(statistic.mask, sizes.N, sizes.M)
     return kernels.Request(
         name=statistic.kernel,
         outputs=[address(coefficient)],

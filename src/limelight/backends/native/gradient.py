@@ -22,7 +22,7 @@ from limelight.backends.native.addresses import address, address_or_0, allowed_k
 from limelight.backends.native.description import WHOLE, Operands, Place
 from limelight.backends.native.extension import TYPES, kernels
 from limelight.backends.native.memory import readable, zeros_like
-from limelight.core.masks import LoweredMask, Mask, lower_mask
+from limelight.core.masks import LoweredMask, lower_mask
 from limelight.core.problem import LoweredSpec, Sizes, compute_dtype
 
 
@@ -61,7 +61,10 @@ def backward(
         dlse = -known if dlse is None else dlse - known
     dlse = None if dlse is None else dlse.to(dtype).contiguous()
     coefficients = [x.statistic.output_gradient(x.gradient, sizes).to(dtype).contiguous() for x in terms]
-    masks = [_lowered_mask(x.statistic.mask, sizes) for x in terms]  # held until the kernels have read them
+    asked = [x.statistic.mask for x in terms]
+    masks = [
+        x if x is None else lower_mask(x, sizes.N, sizes.M) for x in asked
+    ]  # held until the kernels have read them
     if 0 not in sizes[:5]:
         operands = Operands(lowered, q, sizes)
         _run(
@@ -76,7 +79,7 @@ def backward(
             **learned.described(sizes),
         )
     if into is None:
-        dq, dk, dv = _in_type_of(q, dq), _in_type_of(k, dk), _in_type_of(v, dv)
+        dq, dk, dv = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
     return Gradients(dq, dk, dv if has_values else None, *learned.results(normalisers, lowered, wanted))
 
 
@@ -93,9 +96,7 @@ def backward_of_inputs(
     if 0 not in sizes[:5]:
         operands = Operands(lowered, q, sizes)
         _run(operands.problem(q, k, v, out, scaled=scaled), dout, dq, dk, dv)
-    if q.dtype is dtype:
-        return dq, dk, dv
-    return _in_type_of(q, dq), _in_type_of(k, dk), _in_type_of(v, dv)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
 def _readable(q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
@@ -121,15 +122,6 @@ def _run(problem: kernels.Problem, dout: Tensor, dq: Tensor, dk: Tensor, dv: Ten
         **others,
     )
     kernels.backward(problem, gradients, torch.get_num_threads())
-
-
-def _in_type_of(x: Tensor, gradient: Tensor) -> Tensor:
-    """Round a gradient to the type of its tensor."""
-    return gradient if gradient.dtype is x.dtype else gradient.to(x.dtype)
-
-
-def _lowered_mask(mask: Mask | None, sizes: Sizes) -> LoweredMask | None:
-    return None if mask is None else lower_mask(mask, sizes.N, sizes.M)
 
 
 def _request(term: Term, coefficient: Tensor, mask: LoweredMask | None, sizes: Sizes) -> kernels.Request:

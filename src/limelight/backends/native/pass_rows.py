@@ -37,7 +37,7 @@ def merge_rows(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, place
     assert out.dtype is lse.dtype is other.dtype is other_lse.dtype
     assert out.stride(3) == other.stride(3) == 1
     assert lse.is_contiguous()
-    other_lse = other_lse.contiguous()
+    other_lse, places = other_lse.contiguous(), places if places is None else places.contiguous()
     if other.numel() or other_lse.numel():
         kernels.merge_rows(
             sizes=(B, H, width, N, other.shape[2], TYPES[out.dtype]),

@@ -112,7 +112,7 @@ def test_cover(mask: Mask) -> None:
 def test_ties_go_to_the_lower_key_and_what_is_missing_is_filled(mask: Mask) -> None:
     q, k = torch.ones(1, 2, M, 4), torch.zeros(1, 2, M, 4)
     k[:, :, 3::4] = 1.0  # two values of logits, so that keys of different passes have the same
-    W = ll.weights(q, k, mask=mask if mask.lead()[0] == 1 else ll.Strided(4))
+    W = ll.weights(q, k, mask=mask if mask.batch_and_heads()[0] == 1 else ll.Strided(4))
     A = W.dense()
     for n in (1, 4, 40, M):
         want = A.sort(dim=-1, descending=True, stable=True).indices[..., :n]

@@ -16,7 +16,7 @@ from torch import Tensor
 from limelight.backends import blocks, native
 from limelight.backends.gradients import Normalisers, Wanted
 from limelight.backends.shared import SharedBackward
-from limelight.core.problem import LoweredSpec, Sizes, compute_dtype, raise_spec
+from limelight.core.problem import LoweredSpec, Sizes, compute_dtype, problem_from_lowered
 from limelight.core.tracing import has_subclass, is_traced
 
 _SPEC = (
@@ -272,7 +272,7 @@ def _second_gradient(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         for i, x in zip(places, learned, strict=True):
             fields[i] = x
         lowered = LoweredSpec(*fields)
-        out, lse = blocks.forward(raise_spec(q, k, lowered), v, lowered)
+        out, lse = blocks.forward(problem_from_lowered(q, k, lowered), v, lowered)
         return out, torch.where(lse == -torch.inf, 0.0, lse)
 
     def gradient(dout: Tensor, dlse: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from limelight.backends import autograd, blocks, native
 from limelight.backends.gradients import Normalisers, Term, Wanted
 from limelight.backends.shared import SharedBackward
 from limelight.backends.statistic import Statistic
-from limelight.core.problem import LoweredSpec, Problem, Sizes, raise_spec
+from limelight.core.problem import LoweredSpec, Problem, Sizes, problem_from_lowered
 from limelight.core.tracing import has_subclass, is_traced
 
 
@@ -98,7 +98,7 @@ def _differentiate_statistics(
     operand, q, k, *spec = inputs
     statistics = [x if x.operand is None else x.with_operand(operand) for x, _ in asked]
     with torch.enable_grad():
-        results = blocks.statistics(raise_spec(q, k, LoweredSpec(*spec)), statistics, True)
+        results = blocks.statistics(problem_from_lowered(q, k, LoweredSpec(*spec)), statistics, True)
     used = [
         (x, g.to(x.dtype))
         for statistic, result, (_, gradient) in zip(statistics, results, asked, strict=True)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limelight.core.broadcasting import at, common_lead, dense_lead, fit_dense
+from limelight.core.broadcasting import at, common_batch_and_heads, fit_dense, tensor_batch_and_heads
 from limelight.core.masks import positions
 
 
@@ -42,7 +42,7 @@ class Bias:
         """Return the bias for ``N`` queries and ``M`` keys as slopes, offsets by distance and a tensor."""
         raise NotImplementedError
 
-    def lead(self) -> tuple[int, int]:
+    def batch_and_heads(self) -> tuple[int, int]:
         """Return the batch size and the number of heads that the bias is made for; 1 fits any number."""
         raise NotImplementedError
 
@@ -101,7 +101,7 @@ class ALiBi(Bias):
             raise ValueError(f"ALiBi: heads = {s!r}; give a number of heads ≥ 1 or a tensor of slopes (heads,)")
         object.__setattr__(self, "_slopes", s if isinstance(s, Tensor) else alibi_slopes(s))
 
-    def lead(self) -> tuple[int, int]:
+    def batch_and_heads(self) -> tuple[int, int]:
         return 1, self._slopes.numel()
 
     def values(self, i: Tensor, j: Tensor, N: int, M: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -156,7 +156,7 @@ class Relative(Bias):
             return cls(table, Buckets(table.shape[1], max_distance, two_sided))
         return cls(table)
 
-    def lead(self) -> tuple[int, int]:
+    def batch_and_heads(self) -> tuple[int, int]:
         return 1, self.table.shape[0]
 
     def _column(self, distance: Tensor) -> Tensor:
@@ -236,8 +236,8 @@ class DenseBias(Bias):
     def tensors(self) -> list[Tensor]:
         return [self.tensor]
 
-    def lead(self) -> tuple[int, int]:
-        return dense_lead(self.tensor)
+    def batch_and_heads(self) -> tuple[int, int]:
+        return tensor_batch_and_heads(self.tensor)
 
     def __repr__(self) -> str:
         return f"DenseBias(<{tuple(self.tensor.shape)}>)"
@@ -258,7 +258,7 @@ class Offsets(Bias):
     def tensors(self) -> list[Tensor]:
         return [self.offsets]
 
-    def lead(self) -> tuple[int, int]:
+    def batch_and_heads(self) -> tuple[int, int]:
         return 1, self.offsets.shape[0]
 
     def __repr__(self) -> str:
@@ -273,10 +273,10 @@ class Sum(Bias):
     right: Bias
 
     def __post_init__(self) -> None:
-        self.lead()
+        self.batch_and_heads()
 
-    def lead(self) -> tuple[int, int]:
-        return common_lead(self, self.left.lead(), self.right.lead())
+    def batch_and_heads(self) -> tuple[int, int]:
+        return common_batch_and_heads(self, self.left.batch_and_heads(), self.right.batch_and_heads())
 
     def values(self, i: Tensor, j: Tensor, N: int, M: int, dtype: torch.dtype | None = None) -> Tensor:
         return self.left.values(i, j, N, M, dtype) + self.right.values(i, j, N, M, dtype)

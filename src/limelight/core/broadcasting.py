@@ -25,14 +25,14 @@ def at(tensor: Tensor, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
     return tensor.expand(*tensor.shape[:-2], N, M)[..., i, j]
 
 
-def dense_lead(tensor: Tensor) -> tuple[int, int]:
-    """Return the numbers of batch elements and heads of a tensor ``(…, N, M)``."""
+def tensor_batch_and_heads(tensor: Tensor) -> tuple[int, int]:
+    """Return the batch size and the number of heads of a tensor ``(…, N, M)``."""
     *batch, heads = (1, *tensor.shape[:-2])
     return math.prod(batch), heads
 
 
-def common_lead(who: object, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
-    """Return the batch size and the number of heads of a combination; raise where the two parts clash."""
+def common_batch_and_heads(who: object, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    """Return the ``(batch, heads)`` of a combination of two; raise where they clash."""
     if a == b:
         return a
     if any(x != y and x != 1 and y != 1 for x, y in zip(a, b, strict=True)):

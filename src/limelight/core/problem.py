@@ -236,7 +236,7 @@ class Problem:
         return v if four else batched(v)
 
 
-def raise_spec(q: Tensor, k: Tensor, lowered: LoweredSpec) -> Problem:
+def problem_from_lowered(q: Tensor, k: Tensor, lowered: LoweredSpec) -> Problem:
     """Make the problem that lowers to this specification."""
     masks: list[Mask] = [Spans(lowered.spans)] if lowered.spans is not None else []
     masks += [Dense(lowered.mask)] if lowered.mask is not None else []
@@ -281,7 +281,7 @@ def _explain_clash(q: Sequence[int], k: Sequence[int]) -> str:
 
 def _check_mask(mask: Any, sizes: Sizes) -> Mask:
     if isinstance(mask, Mask):
-        check_lead(mask, sizes.B, sizes.Hq)
+        check_batch_and_heads(mask, sizes.B, sizes.Hq)
         if isinstance(mask, Dense) and sizes.B == sizes.N:
             mask.check_not_padding(sizes.B)
         return mask
@@ -295,18 +295,18 @@ def _check_mask(mask: Any, sizes: Sizes) -> Mask:
 
 def _check_bias(bias: Any, sizes: Sizes) -> Bias:
     if isinstance(bias, Bias):
-        check_lead(bias, sizes.B, sizes.Hq)
+        check_batch_and_heads(bias, sizes.B, sizes.Hq)
         return bias
     hint = "; wrap it as DenseBias(tensor)" if isinstance(bias, Tensor) else ""
     raise TypeError(f"bias must be a limelight bias such as ALiBi(heads), not {describe(bias)}{hint}")
 
 
-def check_lead(value: Mask | Bias, B: int, H: int) -> None:
+def check_batch_and_heads(value: Mask | Bias, B: int, H: int) -> None:
     """Raise where a mask or bias is made for another number of batch elements or heads."""
-    lead = value.lead()
-    if lead == (1, 1):
+    made_for = value.batch_and_heads()
+    if made_for == (1, 1):
         return
-    for have, want, what in ((lead[0], B, "batch elements"), (lead[1], H, "heads")):
+    for have, want, what in ((made_for[0], B, "batch elements"), (made_for[1], H, "heads")):
         if have != 1 and have != want:
             raise ValueError(f"{value!r} is made for {have} {what} and q has {want}; give one for each, or one for all")
 

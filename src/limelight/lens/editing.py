@@ -49,7 +49,7 @@ class Operands(NamedTuple):
             return self
         keys = key_heads(heads, H // self.k.shape[1])
         spec = self.spec
-        if any(x is not None and x.lead()[1] > 1 for x in (spec.mask, spec.bias)) or spec.sink is not None:
+        if any(x is not None and x.batch_and_heads()[1] > 1 for x in (spec.mask, spec.bias)) or spec.sink is not None:
             spec = weights(self.q, self.k, **spec._asdict()).part(heads)._problem.spec
         return self._replace(q=take(self.q, heads, 1), k=take(self.k, keys, 1), v=take(self.v, keys, 1), spec=spec)
 

@@ -50,7 +50,7 @@ def _place_cells(x: Tensor, first: int, N: int, M: int, outside: Any) -> Tensor:
 
 def mask_of_heads(mask: Mask, heads: list[int], N: int, M: int) -> Mask:
     """Return the part of a mask that belongs to some heads."""
-    if mask.lead()[1] in (1, len(heads)):
+    if mask.batch_and_heads()[1] in (1, len(heads)):
         return mask
     cells = mask.dense(N, M)
     return Dense(take(cells.reshape(-1, *cells.shape[-3:]), heads, 1))
@@ -59,7 +59,7 @@ def mask_of_heads(mask: Mask, heads: list[int], N: int, M: int) -> Mask:
 def bias_of_heads(added: Bias, heads: list[int], count: int, first: int, N: int, M: int) -> AnyBias:
     """Return the part of a bias, for all heads or for those of the edit, that belongs to some heads."""
     bias, chosen = _place_bias(added.bias, first, N, M), added.chosen(count)
-    made_for = bias.lead()[1]
+    made_for = bias.batch_and_heads()[1]
     if made_for == 1:
         return bias
     if made_for not in (count, len(chosen)):

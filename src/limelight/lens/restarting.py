@@ -86,11 +86,11 @@ def repeat(x: Any, batch: int, copies: int) -> Any:
         return x
     if isinstance(x, Tensor):
         return x.repeat(copies, *(1,) * (x.ndim - 1)) if x.ndim and len(x) == batch else x
-    if isinstance(x, Padding) and x.lead()[0] > 1:
+    if isinstance(x, Padding) and x.batch_and_heads()[0] > 1:
         return Padding(x.counts(batch, 2**31 - 1).repeat(copies), x.left)
-    if isinstance(x, Dense) and x.lead()[0] > 1:
+    if isinstance(x, Dense) and x.batch_and_heads()[0] > 1:
         return Dense(x.tensor.repeat(copies, *(1,) * (x.tensor.ndim - 1)))
-    if isinstance(x, Mask) and x.lead()[0] > 1:
+    if isinstance(x, Mask) and x.batch_and_heads()[0] > 1:
         raise CannotRepeat
     return x
 

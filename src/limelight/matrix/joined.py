@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from limelight.backends import Statistic, WeightsBlock, statistics_of_blocks
+from limelight.core.biases import Bias
 from limelight.core.masks import Mask
 from limelight.core.parts import key_heads, take
 from limelight.matrix.base import Weights
@@ -60,7 +61,7 @@ class JoinedWeights(Weights):
         """The same matrix with other options of ``weights``, in every head."""
         for name in ("mask", "bias", "sink"):
             x = options.get(name)
-            if isinstance(x, Tensor) or (x is not None and hasattr(x, "lead") and x.lead()[1] > 1):
+            if isinstance(x, Tensor) or (isinstance(x, (Mask, Bias)) and x.batch_and_heads()[1] > 1):
                 raise ValueError(f"changed: {name} has an axis of heads, which weights of edited heads do not take")
         return JoinedWeights([part.changed(**options) for part in self._parts], self._heads)
 

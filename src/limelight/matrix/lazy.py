@@ -23,7 +23,7 @@ from limelight.backends import (
 from limelight.core.biases import DenseBias
 from limelight.core.masks import Mask
 from limelight.core.parts import key_heads, part_of, take
-from limelight.core.problem import AttentionSpec, LoweredSpec, Problem, raise_spec
+from limelight.core.problem import AttentionSpec, LoweredSpec, Problem, problem_from_lowered
 from limelight.core.tracing import is_traced
 from limelight.matrix.base import Weights
 
@@ -80,7 +80,7 @@ class LazyWeights(Weights):
         plain = self._plain_part([b], heads)
         if plain is None:
             q, k, lowered = self._parts_of([b], heads)
-            chosen = LazyWeights(raise_spec(q[0], k[0], lowered))
+            chosen = LazyWeights(problem_from_lowered(q[0], k[0], lowered))
         else:
             q, k, spec = plain
             chosen = LazyWeights(Problem(q[0], k[0], spec))
@@ -99,7 +99,7 @@ class LazyWeights(Weights):
             q, k, spec = plain
             return LazyWeights(Problem(self._with_lead(q), self._with_lead(k), spec))
         q, k, lowered = self._parts_of(None, heads, queries, keys)
-        return LazyWeights(raise_spec(self._with_lead(q), self._with_lead(k), lowered))
+        return LazyWeights(problem_from_lowered(self._with_lead(q), self._with_lead(k), lowered))
 
     def expand(self, batch: int) -> Weights:
         """The matrix of one batch element for each of several."""
@@ -118,8 +118,8 @@ class LazyWeights(Weights):
     ) -> tuple[Tensor, Tensor, AttentionSpec] | None:
         """The queries, keys and options of a part, or None where mask or bias differ in what is chosen from."""
         p = self._problem
-        leads = [x.lead() for x in (p.mask, p.bias) if x is not None]
-        if any((batch is not None and b > 1) or (heads is not None and h > 1) for b, h in leads):
+        made_for = [x.batch_and_heads() for x in (p.mask, p.bias) if x is not None]
+        if any((batch is not None and B > 1) or (heads is not None and H > 1) for B, H in made_for):
             return None
         sink = p.sink if p.sink is None else take(p.sink, heads, 0)
         return *self._operands_of(batch, heads), p.spec._replace(sink=sink)

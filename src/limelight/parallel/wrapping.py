@@ -52,7 +52,7 @@ class Sequence(nn.Module):
                 elif isinstance(module, Positions) and type(module) is not Positions:
                     stack.enter_context(_replaced(module, embed=self._embed(module), place=self._place(module)))
                 elif isinstance(module, (Encoder, Decoder)):
-                    stack.enter_context(self._global_masks(module))
+                    stack.enter_context(self._whole_text_masks(module))
             return self.model(*args, **kwargs)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -95,7 +95,7 @@ class Sequence(nn.Module):
         return place_runs
 
     @contextmanager
-    def _global_masks(self, module: Encoder | Decoder) -> Iterator[None]:
+    def _whole_text_masks(self, module: Encoder | Decoder) -> Iterator[None]:
         """Lower the masks of a stack for the whole text."""
         own = module.mask if isinstance(module, Decoder) else None
 
@@ -106,12 +106,12 @@ class Sequence(nn.Module):
             mask, kwargs = kwargs.get("mask"), dict(kwargs)
             if isinstance(module, Decoder):
                 assert own is not None
-                module.mask = _Global(own if mask is None else own & mask, N, N)
+                module.mask = _WholeText(own if mask is None else own & mask, N, N)
                 kwargs["mask"] = None
                 if kwargs.get("context_mask") is not None:
-                    kwargs["context_mask"] = _Global(kwargs["context_mask"], N, M)
+                    kwargs["context_mask"] = _WholeText(kwargs["context_mask"], N, M)
             elif mask is not None:
-                kwargs["mask"] = _Global(mask, N, N)
+                kwargs["mask"] = _WholeText(mask, N, N)
             return args, kwargs
 
         hook = module.register_forward_pre_hook(prepare, with_kwargs=True, prepend=True)
@@ -123,7 +123,7 @@ class Sequence(nn.Module):
                 module.mask = own
 
 
-class _Global(Mask):
+class _WholeText(Mask):
     """A mask of the whole text: it lowers to the spans of all queries, whatever sizes it is asked for."""
 
     def __init__(self, mask: Mask, N: int, M: int) -> None:
@@ -132,8 +132,8 @@ class _Global(Mask):
     def lower(self, N: int, M: int) -> Lowered:
         return self._mask.lower(self._N, self._M)
 
-    def lead(self) -> tuple[int, int]:
-        return self._mask.lead()
+    def batch_and_heads(self) -> tuple[int, int]:
+        return self._mask.batch_and_heads()
 
     def __repr__(self) -> str:
         return repr(self._mask)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from limelight.core.broadcasting import common_lead, dense_lead
+from limelight.core.broadcasting import common_batch_and_heads, tensor_batch_and_heads
 from limelight.core.masks.drawing import draw, draw_html
 from limelight.core.spans import complement, intersection, runs, union
 from limelight.core.tracing import is_traced
@@ -31,7 +31,10 @@ class Lowered(NamedTuple):
 
 
 class Mask:
-    """Base of all masks."""
+    """Base of all masks: for each query the keys that it may attend to.
+
+    Masks combine with ``&``, ``|`` and ``~``; ``print(mask)`` draws one, ``mask.dense(N, M)`` makes it a tensor.
+    """
 
     fixes_keys = False  # the mask brings data that fixes the number of keys
     reorders = False  # it is computed with queries and keys in another order than that of the tokens (passes.py)
@@ -47,21 +50,27 @@ class Mask:
         """Return the same condition as spans of keys for each of ``N`` queries."""
         raise NotImplementedError
 
-    def lead(self) -> tuple[int, int]:
-        """The numbers of batch elements and heads that it is made for; 1 stands for any number."""
+    def batch_and_heads(self) -> tuple[int, int]:
+        """Return the batch size and the number of heads that the mask is made for; 1 fits any number."""
         return 1, 1
 
-    def key(self) -> Hashable | None:
-        """A value that identifies the mask now, or None where it depends on more than a few numbers of a tensor."""
+    def cache_key(self) -> Hashable | None:
+        """Return a value under which the lowered mask is cached, equal for equal masks, or None: it is not cached."""
         return None
 
     def dense(self, N: int, M: int | None = None, device: torch.device | str | None = None) -> Tensor:
-        """The mask as a boolean tensor ``(N, M)``, with leading axes ``(batch, heads)`` where it has them.
+        """Return the mask as a boolean tensor ``(N, M)``, with leading axes ``(batch, heads)`` where it has them.
+
+        Args:
+            N: number of queries.
+            M: number of keys, ``N`` unless given. The last query stands at the last key.
+            device: where the tensor is made; the CPU unless given.
 
         >>> import limelight as ll
         >>> ll.Causal().dense(2, 3)
         tensor([[ True,  True, False],
                 [ True,  True,  True]])
+
         """
         M = N if M is None else M
         i, j = torch.arange(N, device=device), torch.arange(M, device=device)
@@ -99,7 +108,7 @@ def _as_mask(value: object, operator: str) -> Mask:
 
 
 class LoweredMask:
-    """A lowered mask, which a backend may keep its own form of in ``prepared``."""
+    """A lowered mask that may be cached; a backend keeps the form that it hands to its kernels in ``prepared``."""
 
     __slots__ = ("dense", "prepared", "spans")
 
@@ -108,19 +117,18 @@ class LoweredMask:
         self.prepared: Any = None
 
 
-_CACHED_QUERIES = (
-    4096  # with more queries, lowering costs little compared with the attention itself, and spans are large
-)
+# With more queries than this, lowering costs little compared with the attention itself, and spans are large.
+_CACHED_QUERIES = 4096
 _CACHED_NUMBERS = 1 << 17  # of spans; more of them would take much memory
-_CACHE_SIZE = 256
+_CACHE_SIZE = 256  # masks
 _cache: dict[Hashable, LoweredMask] = {}
 
 
 def lower_mask(mask: Mask, N: int, M: int) -> LoweredMask:
-    """Lower a mask for ``N`` queries and ``M`` keys; masks of a few numbers are lowered once."""
+    """Lower a mask for ``N`` queries and ``M`` keys; one that has a ``cache_key`` is lowered once."""
     if N > _CACHED_QUERIES or is_traced():  # tensors of a trace belong to it alone
         return LoweredMask(*skip_empty_blocks(mask.lower(N, M), N, M))
-    key = mask.key()
+    key = mask.cache_key()
     if key is None:
         return LoweredMask(*skip_empty_blocks(mask.lower(N, M), N, M))
     found = _cache.get((key, N, M))
@@ -146,7 +154,7 @@ def skip_empty_blocks(lowered: Lowered, N: int, M: int) -> Lowered:
         return lowered
     blocks = pad(dense.view(torch.uint8), (0, -M % _COLUMNS, 0, -N % _ROWS))
     blocks = blocks.unflatten(-1, (-1, _COLUMNS)).amax(-1).unflatten(-2, (-1, _ROWS)).amax(-2)  # (…, rows, columns)
-    used = blocks.reshape(-1, dense_lead(dense)[1], *blocks.shape[-2:]).amax(1) > 0  # by batch element
+    used = blocks.reshape(-1, tensor_batch_and_heads(dense)[1], *blocks.shape[-2:]).amax(1) > 0  # by batch element
     if bool(used.all()):
         return lowered
     found = runs(used)
@@ -167,23 +175,24 @@ class _Pair(Mask):
     right: Mask
 
     def __post_init__(self) -> None:
-        self.lead()
+        self.batch_and_heads()
         object.__setattr__(self, "reorders", self.left.reorders or self.right.reorders)
 
-    def lead(self) -> tuple[int, int]:
-        return common_lead(self, self.left.lead(), self.right.lead())
+    def batch_and_heads(self) -> tuple[int, int]:
+        return common_batch_and_heads(self, self.left.batch_and_heads(), self.right.batch_and_heads())
 
-    def key(self) -> Hashable | None:
-        left, right = self.left.key(), self.right.key()
+    def cache_key(self) -> Hashable | None:
+        left, right = self.left.cache_key(), self.right.cache_key()
         return None if left is None or right is None else (type(self), left, right)
 
     def _extent(self) -> tuple[int, int]:
-        own = [m._extent() for m in (self.left, self.right) if _fixes_keys(m)]
-        sizes = own or [self.left._extent(), self.right._extent()]
-        return max(n for n, _ in sizes), max(m for _, m in sizes)
+        parts = [mask for mask in (self.left, self.right) if _fixes_keys(mask)] or [self.left, self.right]
+        queries, keys = zip(*(mask._extent() for mask in parts), strict=True)
+        return max(queries), max(keys)
 
-    def _text(self, symbol: str, looser: type[Mask]) -> str:
-        return f" {symbol} ".join(f"({m!r})" if isinstance(m, looser) else repr(m) for m in (self.left, self.right))
+    def _text(self, symbol: str, bracketed: type[Mask]) -> str:
+        parts = (self.left, self.right)
+        return f" {symbol} ".join(f"({mask!r})" if isinstance(mask, bracketed) else repr(mask) for mask in parts)
 
 
 def _fixes_keys(mask: Mask) -> bool:
@@ -250,11 +259,11 @@ class Not(Mask):
             return Lowered(torch.full((1, N, 1, 2), M, dtype=torch.int32), None)
         return Lowered(complement(spans, M), None)
 
-    def lead(self) -> tuple[int, int]:
-        return self.mask.lead()
+    def batch_and_heads(self) -> tuple[int, int]:
+        return self.mask.batch_and_heads()
 
-    def key(self) -> Hashable | None:
-        key = self.mask.key()
+    def cache_key(self) -> Hashable | None:
+        key = self.mask.cache_key()
         return None if key is None else (Not, key)
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from limelight.core.broadcasting import at, dense_lead, fit_dense
+from limelight.core.broadcasting import at, fit_dense, tensor_batch_and_heads
 from limelight.core.masks.base import Lowered, Mask
 from limelight.core.masks.counts import as_counts, by_batch, column, show_counts
 from limelight.core.spans import document_spans, single
@@ -64,10 +64,10 @@ class Padding(Mask):
         if longest > M:
             raise ValueError(f"Padding: length {longest} is more than the {M} keys there are")
 
-    def lead(self) -> tuple[int, int]:
+    def batch_and_heads(self) -> tuple[int, int]:
         return self._lengths.numel(), 1
 
-    def key(self) -> Hashable | None:
+    def cache_key(self) -> Hashable | None:
         lengths = self._lengths
         if lengths.numel() > _MOST_LENGTHS or not lengths.is_cpu:
             return None
@@ -130,7 +130,7 @@ class Documents(Mask):
     def lower(self, N: int, M: int) -> Lowered:
         return Lowered(document_spans(*self._sides(N, M)), None)
 
-    def lead(self) -> tuple[int, int]:
+    def batch_and_heads(self) -> tuple[int, int]:
         return max(self._ids.shape[0], 1 if self._queries is None else self._queries.shape[0]), 1
 
     def __repr__(self) -> str:
@@ -202,8 +202,8 @@ class Dense(Mask):
     def lower(self, N: int, M: int) -> Lowered:
         return Lowered(None, self._fit(N, M))
 
-    def lead(self) -> tuple[int, int]:
-        return dense_lead(self.tensor)
+    def batch_and_heads(self) -> tuple[int, int]:
+        return tensor_batch_and_heads(self.tensor)
 
     def __repr__(self) -> str:
         return f"Dense(<{tuple(self.tensor.shape)} bool>)"
@@ -226,7 +226,7 @@ class Spans(Mask):
     def lower(self, N: int, M: int) -> Lowered:
         return Lowered(self.spans, None)
 
-    def lead(self) -> tuple[int, int]:
+    def batch_and_heads(self) -> tuple[int, int]:
         return self.spans.shape[0], 1
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from limelight.core.broadcasting import dense_lead
+from limelight.core.broadcasting import tensor_batch_and_heads
 from limelight.core.dropout import philox
 from limelight.core.masks.base import Lowered, Mask, positions
 from limelight.core.masks.counts import check_whole
@@ -42,7 +42,7 @@ class Blocks(Mask):
         if layout.ndim < 2:
             raise ValueError(f"Blocks: the layout has shape {tuple(layout.shape)}; give (rows, columns) of blocks")
         object.__setattr__(self, "block", _check_block("Blocks", self.block))
-        batch, heads = dense_lead(layout)
+        batch, heads = tensor_batch_and_heads(layout)
         rows = layout.reshape(batch, *layout.shape[-2:]).cpu() if heads == 1 else None
         object.__setattr__(self, "_runs", None if rows is None else runs(rows))
 
@@ -68,8 +68,8 @@ class Blocks(Mask):
                 f"give at least {need} × {need}"
             )
 
-    def lead(self) -> tuple[int, int]:
-        return dense_lead(self.layout)
+    def batch_and_heads(self) -> tuple[int, int]:
+        return tensor_batch_and_heads(self.layout)
 
     def __repr__(self) -> str:
         return f"Blocks(<{tuple(self.layout.shape)} bool>, {self.block})"
@@ -132,7 +132,7 @@ class RandomBlocks(Mask):
             return Lowered(torch.full((1, N, 1, 2), M, dtype=torch.int32), None)
         return Lowered(spans_of_blocks(torch.stack([chosen, chosen + 1], -1)[None], self.block, N, M), None)
 
-    def key(self) -> Hashable | None:
+    def cache_key(self) -> Hashable | None:
         return RandomBlocks, self.block, self.count, self.seed
 
     def __repr__(self) -> str:

@@ -44,7 +44,7 @@ class Pass(NamedTuple):
 
 def plan(mask: Mask, N: int, M: int) -> list[Pass] | None:
     """Return disjoint passes that cover a mask, or None where it cannot be written with few spans in each."""
-    key = mask.key()
+    key = mask.cache_key()
     if key is None:
         return _plan(mask, N, M)
     if (key, N, M) not in _cache:
@@ -90,7 +90,7 @@ def _union(masks: list[Mask | None]) -> Mask | None:
 
 
 class _Order:
-    """An order of queries and keys in which a factor of an intersection is one span."""
+    """An order of queries and keys in which a factor of an intersection is one span; here that of the tokens."""
 
     rank = 1  # in which passes are made: those whose complement is simple come first
 
@@ -110,6 +110,8 @@ class _Order:
 
 
 class _Residues(_Order):
+    """By ``position % stride``, then by position."""
+
     rank = 3
 
     def __init__(self, stride: int) -> None:
@@ -124,11 +126,16 @@ class _Residues(_Order):
         queries, keys = of_query.argsort(stable=True), of_key.argsort(stable=True)
         if self.stride > N:  # some classes have no query
             keys = keys[torch.isin(of_key[keys], of_query)]
-        inside = _among(of_key[keys] * (M + 1) + keys, of_query[queries] * (M + 1), spans, queries, M)
+        # The place of a key: its class, then its position. A query's own keys begin at the place of its class.
+        places, first = of_key[keys] * (M + 1) + keys, of_query[queries] * (M + 1)
+        chosen = torch.tensor([0, M]).expand(1, N, 1, 2) if spans is None else spans[:, queries]
+        inside = _spans_of_places(places, first[:, None, None] + chosen)
         return Pass(queries, keys, inside, f"by residues of {self.stride}", self.stride if N == M else None)
 
 
 class _QueriesFirst(_Order):
+    """The global queries alone, with all keys."""
+
     rank = 0
 
     def __init__(self, tokens: Global) -> None:
@@ -143,6 +150,8 @@ class _QueriesFirst(_Order):
 
 
 class _KeysTogether(_Order):
+    """All queries, with the global keys alone."""
+
     rank = 2
 
     def __init__(self, tokens: Global) -> None:
@@ -153,17 +162,17 @@ class _KeysTogether(_Order):
 
     def arrange(self, spans: Tensor | None, N: int, M: int) -> Pass:
         keys = self.tokens.is_global(torch.arange(M), M)[0].nonzero()[:, 0]
-        inside = None if spans is None else _among(keys, torch.zeros(N, dtype=torch.int64), spans, torch.arange(N), M)
+        inside = None if spans is None else _spans_of_places(keys, spans)
         return Pass(None, keys, inside, "global keys", None)
 
 
-def _among(places: Tensor, first: Tensor, spans: Tensor | None, queries: Tensor, M: int) -> Tensor:
-    """Spans of keys as spans among chosen keys, whose sorted ``places`` of a query's own begin at ``first``."""
-    if spans is None:
-        spans = torch.tensor([0, M], dtype=torch.int32).reshape(1, 1, 1, 2).expand(1, len(queries), 1, 2)
-    else:
-        spans = spans[:, queries]
-    begin, end = torch.searchsorted(places, first[:, None, None] + spans).to(torch.int32).unbind(-1)
+def _spans_of_places(places: Tensor, spans: Tensor) -> Tensor:
+    """Turn spans of places into spans of indices: which of the sorted ``places`` lie in each.
+
+    >>> _spans_of_places(torch.tensor([2, 5, 7]), torch.tensor([[[[3, 9]]]])).flatten()
+    tensor([1, 3], dtype=torch.int32)
+    """
+    begin, end = torch.searchsorted(places, spans.to(places.dtype).contiguous()).to(torch.int32).unbind(-1)
     return tidy(begin, end, len(places), spans.shape[2])
 
 
@@ -176,7 +185,7 @@ def _terms(mask: Mask, negated: bool) -> list[list[Mask]] | None:
         if left is None or right is None:
             return None
         joins = isinstance(mask, Or) != negated
-        terms = left + right if joins else [a + b for a in left for b in right]
+        terms = left + right if joins else [one + other for one in left for other in right]
         return terms if len(terms) <= _MOST_TERMS else None
     if isinstance(mask, Global) and mask.reorders and not negated:
         return [[GlobalQueries(mask)], [GlobalKeys(mask)]]

@@ -35,7 +35,7 @@ class Causal(Mask):
             return Lowered(None, None)
         return Lowered(single(0, _all_positions(N, M) + 1, N, M), None)
 
-    def key(self) -> Hashable | None:
+    def cache_key(self) -> Hashable | None:
         return Causal
 
 
@@ -78,7 +78,7 @@ class Window(Mask):
         left, right = self._reach(N, M)
         return Lowered(single(p - left, p + (right + 1), N, M), None)
 
-    def key(self) -> Hashable | None:
+    def cache_key(self) -> Hashable | None:
         return Window, self.left, self._after
 
     def __repr__(self) -> str:
@@ -105,10 +105,10 @@ class First(Mask):
     def lower(self, N: int, M: int) -> Lowered:
         return Lowered(single(0, column(self._n), N, M), None)
 
-    def lead(self) -> tuple[int, int]:
+    def batch_and_heads(self) -> tuple[int, int]:
         return self._n.numel(), 1
 
-    def key(self) -> Hashable | None:
+    def cache_key(self) -> Hashable | None:
         return (type(self), self.n) if isinstance(self.n, int) else None
 
     def __repr__(self) -> str:

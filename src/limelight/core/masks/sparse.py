@@ -47,7 +47,7 @@ class Strided(Mask):
             _every(self.stride, torch.zeros_like(p), torch.full_like(p, M), N, M, -(-M // self.stride)), None
         )
 
-    def key(self) -> Hashable | None:
+    def cache_key(self) -> Hashable | None:
         return Strided, self.stride
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class Dilated(Mask):
         count = min(2 * self.window + 1, widest)
         return Lowered(_every(self.dilation, p - reach, p + (reach + 1), N, M, count), None)
 
-    def key(self) -> Hashable | None:
+    def cache_key(self) -> Hashable | None:
         return Dilated, self.window, self.dilation
 
     def __repr__(self) -> str:
@@ -187,10 +187,10 @@ class Global(Mask):
         none = self._runs.new_full((self._runs.shape[0], 1, 2), M)
         return self._runs.clamp(max=M) if self._runs.shape[1] else none
 
-    def lead(self) -> tuple[int, int]:
+    def batch_and_heads(self) -> tuple[int, int]:
         return self._runs.shape[0], 1
 
-    def key(self) -> Hashable | None:
+    def cache_key(self) -> Hashable | None:
         return None if isinstance(self.positions, Tensor) else (Global, repr(self))
 
     def __repr__(self) -> str:
@@ -218,11 +218,11 @@ class GlobalQueries(Mask):
     def lower(self, N: int, M: int) -> Lowered:
         return Lowered(single(0, torch.where(self.tokens.global_queries(N, M), M, 0), N, M), None)
 
-    def lead(self) -> tuple[int, int]:
-        return self.tokens.lead()
+    def batch_and_heads(self) -> tuple[int, int]:
+        return self.tokens.batch_and_heads()
 
-    def key(self) -> Hashable | None:
-        key = self.tokens.key()
+    def cache_key(self) -> Hashable | None:
+        key = self.tokens.cache_key()
         return None if key is None else (GlobalQueries, key)
 
 
@@ -239,11 +239,11 @@ class GlobalKeys(Mask):
     def lower(self, N: int, M: int) -> Lowered:
         return Lowered(self.tokens.global_keys(M)[:, None].expand(-1, N, -1, -1).to(torch.int32), None)
 
-    def lead(self) -> tuple[int, int]:
-        return self.tokens.lead()
+    def batch_and_heads(self) -> tuple[int, int]:
+        return self.tokens.batch_and_heads()
 
-    def key(self) -> Hashable | None:
-        key = self.tokens.key()
+    def cache_key(self) -> Hashable | None:
+        key = self.tokens.cache_key()
         return None if key is None else (GlobalKeys, key)
 
 

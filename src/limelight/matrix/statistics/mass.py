@@ -10,7 +10,7 @@ from torch import Tensor
 
 from limelight.backends import WeightsBlock
 from limelight.core.masks import Mask
-from limelight.core.problem import check_lead
+from limelight.core.problem import check_batch_and_heads
 from limelight.matrix.statistics.asked import AskedStatistic
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Mass(AskedStatistic):
             hint = "wrap the tensor as Dense(tensor)" if isinstance(value, Tensor) else f"not {type(value).__name__}"
             raise TypeError(f"mass: give a mask such as First(1), {hint}")
         B, H, _, _ = weights._sizes
-        check_lead(value, B, H)
+        check_batch_and_heads(value, B, H)
         return cls(value)
 
     def of_block(self, block: WeightsBlock) -> Tensor:

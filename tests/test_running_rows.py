@@ -55,7 +55,7 @@ def accumulate(shards: Shards, running: RunningRows, parts: list[Run]) -> None:
     assert v is not None
     for keys in parts:
         at = slice(keys.begin, keys.end)
-        for part, rows in shards.rectangles(keys):
+        for part, rows in shards.subproblems(keys):
             sizes = part.sizes(q, k)
             native.accumulate(
                 q[:, :, rows], k[:, :, at], v[:, :, at], part.spec, sizes, running.rows(rows), place=part.place

@@ -32,7 +32,7 @@ def in_parts(p: dict[str, Any], parts: list[Run], mask: Mask, k: int) -> tuple[l
     masked = MaskPart(mask, shards)
     running = native.RunningStatistics(shards.q, shards.k.shape[1], shards.lowered, asked)
     for keys in parts:
-        for where, rows in shards.rectangles(keys):
+        for where, rows in shards.subproblems(keys):
             of_part = [Mass(masked.of(where)) if isinstance(x, Mass) else x for x in asked]
             running.add(rows, shards.k[:, :, keys.begin : keys.end], where.spec, of_part, where.place)
     outputs, normalisers = running.outputs()

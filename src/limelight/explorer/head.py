@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from limelight.explorer.memory import Memory
-from limelight.explorer.tiles import SIDE, Allowed, Floats, Rectangle, base_level, coarser, level_within, pooled
+from limelight.explorer.tiles import SIDE, Allowed, Floats, Region, base_level, coarser, level_within, pooled
 from limelight.matrix.base import Weights
 from limelight.matrix.lazy import LazyWeights
 
@@ -43,7 +43,7 @@ class Head:
 
     def tile(self, level: int, row: int, col: int, reduce: str) -> Floats:
         """Return the cells of a tile; −1 where nothing in a cell is allowed."""
-        part = Rectangle.of_tile(level, row, col, *self.size)
+        part = Region.of_tile(level, row, col, *self.size)
         if level < base_level(*self.size):
             return self._cells(part, level, reduce)
         top, left = part.top >> level, part.left >> level
@@ -52,7 +52,7 @@ class Head:
     def level(self, level: int, reduce: str) -> Floats:
         """Return all cells of a coarse level; −1 where nothing in a cell is allowed."""
         base = base_level(*self.size)
-        whole = Rectangle(0, self.size[0], 0, self.size[1])
+        whole = Region(0, self.size[0], 0, self.size[1])
         cells: Floats
         if reduce == "mean":
             cells = self._survey()["cells"]
@@ -64,7 +64,7 @@ class Head:
         found[~self.allowed.cells(whole, 1 << level)] = -1
         return found
 
-    def _cells(self, part: Rectangle, level: int, reduce: str) -> Floats:
+    def _cells(self, part: Region, level: int, reduce: str) -> Floats:
         with torch.no_grad():
             found = pooled(self.A, part, 1 << level, reduce)
         found[~self.allowed.cells(part, 1 << level)] = -1
@@ -89,7 +89,7 @@ class Head:
                 seen = self.A.observe(entropy=True, received=True, profile=min(_REACH, *self.size), pool=cell)
             named = {name: x[0, 0].float().cpu().numpy() for name, x in vars(seen).items()}
             cells = named.pop("pool")
-            cells[~self.allowed.cells(Rectangle(0, self.size[0], 0, self.size[1]), cell)] = -1
+            cells[~self.allowed.cells(Region(0, self.size[0], 0, self.size[1]), cell)] = -1
             return {"cells": cells, **named}
 
         found: dict[str, Floats] = self.memory.get((*self.name, "survey"), make)
@@ -97,13 +97,13 @@ class Head:
 
     def row(self, query: int) -> Floats:
         """Return a query's weights; −1 where it may not attend."""
-        return self._cells(Rectangle(query, query + 1, 0, self.size[1]), 0, "mean").reshape(-1)
+        return self._cells(Region(query, query + 1, 0, self.size[1]), 0, "mean").reshape(-1)
 
     def column(self, key: int) -> Floats:
         """Return the weights on a key; −1 where a query may not attend to it."""
-        return self._cells(Rectangle(0, self.size[0], key, key + 1), 0, "mean").reshape(-1)
+        return self._cells(Region(0, self.size[0], key, key + 1), 0, "mean").reshape(-1)
 
-    def cell(self, part: Rectangle) -> dict[str, Any]:
+    def cell(self, part: Region) -> dict[str, Any]:
         """Describe a cell: mean, max, and the row and column of its strongest weight."""
         crop = self._cells(part, 0, "mean")
         at = np.unravel_index(int(crop.argmax()), crop.shape)

@@ -13,7 +13,7 @@ import torch
 from limelight.explorer.head import SMALL, Head
 from limelight.explorer.memory import Memory
 from limelight.explorer.pictures import check_pictures, data_url, described_grid, on_picture, pictures_of, words_of
-from limelight.explorer.tiles import Allowed, Floats, Rectangle, base_level, level_within, top_level
+from limelight.explorer.tiles import Allowed, Floats, Region, base_level, level_within, top_level
 from limelight.lens import Call, Record, heads
 from limelight.lens.next_tokens import NextTokens
 from limelight.lens.reading import Reader, Reading
@@ -54,7 +54,7 @@ class Matrix:
     def thumbnails(self, batch: int, cells: int) -> Floats:
         """Return the means of ``(heads, rows, columns)`` cells, so many on a side at most, from one pass."""
         level = level_within(max(self.N, self.M), cells)
-        whole = Rectangle(0, self.N, 0, self.M)
+        whole = Region(0, self.N, 0, self.M)
         with torch.no_grad():
             found: Floats = self.call.weights.select(batch).batched().pool(cell=1 << level)[0].float().cpu().numpy()
         allowed = {one: one.cells(whole, 1 << level) for one in {*self._allowed[batch]}}  # heads may share one

@@ -44,7 +44,7 @@ def level_within(n: int, cells: int) -> int:
 
 
 @dataclass(frozen=True)
-class Rectangle:
+class Region:
     """Queries ``top … bottom - 1`` by keys ``left … right - 1``."""
 
     top: int
@@ -53,13 +53,13 @@ class Rectangle:
     right: int
 
     @staticmethod
-    def of_tile(level: int, row: int, col: int, N: int, M: int) -> Rectangle:
+    def of_tile(level: int, row: int, col: int, N: int, M: int) -> Region:
         """Return the part of an ``N × M`` matrix that a tile covers."""
         span = SIDE << level
-        return Rectangle(row * span, min(N, (row + 1) * span), col * span, min(M, (col + 1) * span))
+        return Region(row * span, min(N, (row + 1) * span), col * span, min(M, (col + 1) * span))
 
 
-def pooled(A: Weights, part: Rectangle, cell: int, reduce: str) -> Floats:
+def pooled(A: Weights, part: Region, cell: int, reduce: str) -> Floats:
     """Return the mean or max of every ``cell × cell`` square of a part of one head ``(1, 1, queries, keys)``.
 
     Squares are counted from the upper left corner; those at the lower and right edge cover what is left.
@@ -117,7 +117,7 @@ class Allowed:
         known = [[one(b, h) for h in range(heads)] for b in range(batches)]
         return [[known[b % batches][h % heads] for h in range(H)] for b in range(B)]
 
-    def cells(self, part: Rectangle, cell: int) -> NDArray[np.bool_]:
+    def cells(self, part: Region, cell: int) -> NDArray[np.bool_]:
         """Return which ``cell × cell`` squares of a part hold at least one place that is allowed."""
         rows, cols = -(-(part.bottom - part.top) // cell), -(-(part.right - part.left) // cell)
         found: NDArray[np.bool_] = np.ones((rows, cols), bool)

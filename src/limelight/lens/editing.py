@@ -16,13 +16,13 @@ from limelight.core.parts import key_heads, take
 from limelight.core.problem import AttentionSpec
 from limelight.functional import attention, weights
 from limelight.lens.edits import Bias, Edit, Knockout, Mean, Off, Only, Pattern, Temperature
-from limelight.lens.passes import Layer, Passes, layer_number
+from limelight.lens.layers import Layer, Passes, layer_number
 from limelight.lens.placing import bias_of_heads, mask_of_heads, place_mask
 from limelight.matrix.base import Weights
 from limelight.matrix.joined import JoinedWeights
 
 
-class Operands(NamedTuple):
+class CallInputs(NamedTuple):
     """One attention call: ``softmax(q kᵀ …) v``.
 
     ``first`` is the number of the first query's token in its text: with a cache the queries are the last tokens.
@@ -42,7 +42,7 @@ class Operands(NamedTuple):
         """The numbers of heads, queries and keys."""
         return self.q.shape[1], self.q.shape[2], self.k.shape[2]
 
-    def part(self, heads: Sequence[int]) -> Operands:
+    def part(self, heads: Sequence[int]) -> CallInputs:
         """The call of some heads."""
         H = self.q.shape[1]
         if list(heads) == list(range(H)):
@@ -100,7 +100,7 @@ class Plan:
             elif isinstance(edit, Pattern):
                 self.heads[h] = one._replace(pattern=edit)
 
-    def run(self, call: Operands) -> tuple[Weights, Tensor]:
+    def run(self, call: CallInputs) -> tuple[Weights, Tensor]:
         """Return the weights of the edited call and their product with the values, before ``finish``."""
         found, outs, every = [], [], []
         call, groups = self._groups(call)
@@ -125,7 +125,7 @@ class Plan:
             out = out.index_copy(1, torch.tensor(heads, device=out.device), means[:, None].expand(B, -1, N, width))
         return out
 
-    def _groups(self, call: Operands) -> tuple[Operands, dict[_HeadEdits, list[int]]]:
+    def _groups(self, call: CallInputs) -> tuple[CallInputs, dict[_HeadEdits, list[int]]]:
         """Return the heads that are edited in the same way; temperatures of single heads are moved into q."""
         spec, edits = call.spec, self.heads
         temperatures = [x.temperature for x in edits]
@@ -138,7 +138,7 @@ class Plan:
             groups.setdefault(x, []).append(h)
         return call, groups
 
-    def _attend(self, call: Operands, edits: _HeadEdits, heads: list[int]) -> tuple[Weights, Tensor]:
+    def _attend(self, call: CallInputs, edits: _HeadEdits, heads: list[int]) -> tuple[Weights, Tensor]:
         _, N, M = call.sizes
         if edits.pattern is not None:
             found = _pattern_weights(edits.pattern, self.layer, heads, self.count, call)
@@ -169,7 +169,7 @@ class Plan:
             if h in self.off:
                 row = torch.zeros_like(row)
             elif edits.pattern is not None:
-                shaped = Operands(row[..., :1, :1], row, row.new_empty(B, 1, M, 1), AttentionSpec(), 0.0, first)
+                shaped = CallInputs(row[..., :1, :1], row, row.new_empty(B, 1, M, 1), AttentionSpec(), 0.0, first)
                 row = _pattern_weights(edits.pattern, self.layer, [h], H, shaped, queries=N, keys=M).dense().to(row)
             elif edits != _HeadEdits():
                 row = _edit_dense_head(row, edits, h, H, first)
@@ -267,7 +267,7 @@ def _pattern_weights(
     layer: Layer,
     heads: list[int],
     count: int,
-    call: Operands,
+    call: CallInputs,
     queries: int | None = None,
     keys: int | None = None,
 ) -> Weights:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from limelight.lens.editing import Operands, Plan
+from limelight.lens.editing import CallInputs, Plan
 from limelight.lens.edits import Edit, Mean, Off, Only
 from limelight.lens.importance_table import Importance, rank_correlation
+from limelight.lens.layers import Layer
 from limelight.lens.metrics import Metric, as_metric, is_decoder
-from limelight.lens.passes import Layer
 from limelight.lens.recorder import Recorder, arguments_of
 from limelight.lens.restarting import CannotRepeat, Restart, accepts, evaluating, part, repeat
 from limelight.lens.watching import watch_with
@@ -116,7 +116,7 @@ class _Copies:
     def __init__(self, plans: list[Plan], batch: int) -> None:
         self.plans, self.batch = plans, batch
 
-    def run(self, call: Operands) -> tuple[Weights, Tensor]:
+    def run(self, call: CallInputs) -> tuple[Weights, Tensor]:
         """Compute the call as it is."""
         return call.attend()
 
@@ -133,7 +133,7 @@ class _Tangent:
         self.outs: list[Tensor] = []
         self.changes: list[Tensor] = []
 
-    def run(self, call: Operands) -> tuple[Weights, Tensor]:
+    def run(self, call: CallInputs) -> tuple[Weights, Tensor]:
         """Compute the call as it is, and keep its output."""
         plan = self.plan_of(len(self.outs))
         found, out = call.attend()

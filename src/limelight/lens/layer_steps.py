@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from limelight.core import reference
 from limelight.lens.layer_trace import LayerTrace, Step
-from limelight.lens.passes import layer_number
+from limelight.lens.layers import layer_number
 from limelight.matrix import steps as calls
 
 # The names that limelight and transformers give to the projections of an attention module.

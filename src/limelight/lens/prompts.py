@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from limelight.lens.diffusion import LatentGrids
 from limelight.lens.hf.arguments import is_diffusers_model
-from limelight.lens.passes import Layer
+from limelight.lens.layers import Layer
 from limelight.lens.record import Values
 from limelight.lens.recorder import Recorder
 from limelight.lens.watching import layer_filter, watch_with

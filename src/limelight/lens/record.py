@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from limelight.lens.passes import layer_number
+from limelight.lens.layers import layer_number
 from limelight.matrix.attribution import Attribution
 from limelight.matrix.base import Weights
 from limelight.matrix.grid import Grid

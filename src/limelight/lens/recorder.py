@@ -15,9 +15,9 @@ from limelight.backends import Int8Rows
 from limelight.core.biases import Bias
 from limelight.core.masks import Mask
 from limelight.core.problem import AttentionSpec
-from limelight.lens.editing import Editor, Operands, Plan
+from limelight.lens.editing import CallInputs, Editor, Plan
 from limelight.lens.hf import arguments as hf_arguments
-from limelight.lens.passes import Layer, Passes
+from limelight.lens.layers import Layer, Passes
 from limelight.lens.patches import Grids, PictureGrids
 from limelight.lens.record import Call, Record, Values
 from limelight.matrix.base import Weights
@@ -168,7 +168,7 @@ class Recorder:
             k = k.clone(memory_format=torch.contiguous_format)
         values = Values(v.clone() if kept else v) if self.values else None
         spec = AttentionSpec(mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink)
-        call = Operands(q, k, v, spec, dropout, first, module)
+        call = CallInputs(q, k, v, spec, dropout, first, module)
         plan = self._plan(module, layer, q.shape[1])
         found, out = call.attend() if plan is None else plan.run(call)
         if values is not None and out.requires_grad:

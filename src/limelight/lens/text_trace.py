@@ -9,7 +9,7 @@ import torch
 
 from limelight.lens.layer_steps import layer_trace
 from limelight.lens.layer_trace import LayerTrace
-from limelight.lens.passes import layer_number
+from limelight.lens.layers import layer_number
 from limelight.lens.reading import Reader, load_model, load_tokenizer, write_target
 from limelight.lens.tracing import LayerTracer, trace
 from limelight.models.tokenizers import readable_tokens

@@ -14,7 +14,7 @@ from limelight.lens.eager import intercept_attention
 from limelight.lens.hf.arguments import is_diffusers_model, is_transformers_model
 from limelight.lens.layer_steps import ModuleRun, TracedCall, layer_trace
 from limelight.lens.layer_trace import LayerTrace
-from limelight.lens.passes import layer_number
+from limelight.lens.layers import layer_number
 from limelight.lens.record import Record
 from limelight.lens.recorder import Recorder, recording
 from limelight.lens.watching import watch_with

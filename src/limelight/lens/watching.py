@@ -14,7 +14,7 @@ from torch import nn
 from limelight.lens.editing import Editor
 from limelight.lens.edits import Edit
 from limelight.lens.hf.arguments import is_diffusers_model, is_transformers_model
-from limelight.lens.passes import Layer, Passes
+from limelight.lens.layers import Layer, Passes
 from limelight.lens.record import Record
 from limelight.lens.recorder import Recorder, recording
 from limelight.matrix.statistics import STATISTICS

@@ -102,7 +102,7 @@ def _step(shards: Shards) -> Tensor:
     dtype, width = shards.problem.compute_dtype, v.shape[3]
     own, whole = (RunningRows.empty((B, H, N), width, dtype) for _ in range(2))
     for keys, at in places_of(shards.own_keys):
-        for part, rows in shards.rectangles(keys):
+        for part, rows in shards.subproblems(keys):
             native.accumulate(
                 q[:, :, rows],
                 k[:, :, at],

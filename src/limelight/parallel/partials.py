@@ -27,7 +27,7 @@ from limelight.matrix.statistics.top import TopK
 from limelight.matrix.statistics.transposed import TransposedMatmul
 from limelight.parallel.group import Processes
 from limelight.parallel.layouts import Run
-from limelight.parallel.shards import Rectangle, Shards, cut_mask
+from limelight.parallel.shards import Shards, Subproblem, cut_mask
 
 
 class RowPart:
@@ -37,7 +37,7 @@ class RowPart:
         self.statistic = statistic
         self.total = torch.zeros(shards.q.shape[:3], dtype=shards.problem.compute_dtype)
 
-    def part(self, where: Rectangle, rows: slice) -> Statistic | None:
+    def part(self, where: Subproblem, rows: slice) -> Statistic | None:
         """The statistic to compute in a rectangle."""
         found: Statistic = self.statistic
         return found
@@ -53,7 +53,7 @@ class MaskPart:
     def __init__(self, mask: Mask, shards: Shards) -> None:
         self._whole = mask.lower(shards.N, shards.M)
 
-    def of(self, where: Rectangle) -> Mask:
+    def of(self, where: Subproblem) -> Mask:
         """The part of the mask in a rectangle."""
         found = cut_mask(self._whole, where.queries, where.keys)
         if found is None:
@@ -74,7 +74,7 @@ class KeyPart:
         operand = statistic.operand
         self.width = 1 if operand is None else operand.shape[3]
 
-    def part(self, where: Rectangle, rows: slice) -> Statistic | None:
+    def part(self, where: Subproblem, rows: slice) -> Statistic | None:
         """The statistic to compute in a rectangle."""
         operand = self.statistic.operand
         found: Statistic = self.statistic if operand is None else self.statistic.with_operand(operand[:, :, rows])
@@ -102,12 +102,12 @@ class WholePart:
         found: Tensor = self.statistic.outputs(p.sizes, p.compute_dtype)[0]
         return found
 
-    def part(self, where: Rectangle, rows: slice) -> Statistic | None:
+    def part(self, where: Subproblem, rows: slice) -> Statistic | None:
         """The statistic to compute in a rectangle, or None where there is nothing."""
         found: Statistic = self.statistic
         return found
 
-    def add(self, where: Rectangle, outputs: list[Tensor]) -> None:
+    def add(self, where: Subproblem, outputs: list[Tensor]) -> None:
         """Add the kernel's output for a rectangle."""
         self.total += outputs[0]
 
@@ -123,7 +123,7 @@ class ProfilePart(WholePart):
         B, H, _, _ = self._shards.q.shape
         return torch.zeros(B, H, 2 * self.statistic.radius + 1, dtype=self._shards.problem.compute_dtype)
 
-    def add(self, where: Rectangle, outputs: list[Tensor]) -> None:
+    def add(self, where: Subproblem, outputs: list[Tensor]) -> None:
         (sums,), radius = outputs, self.statistic.radius
         d = torch.arange(-radius, radius + 1)
         at = where.queries.length - 1 - where.place.shift - d
@@ -138,7 +138,7 @@ class ProfilePart(WholePart):
 class PoolPart(WholePart):
     """A picture, to which each rectangle adds the cells that it covers."""
 
-    def part(self, where: Rectangle, rows: slice) -> Statistic | None:
+    def part(self, where: Subproblem, rows: slice) -> Statistic | None:
         whole = self.statistic.window or Window(0, self._shards.N, 0, self._shards.M)
         top, bottom = max(whole.query_begin, where.queries.begin), min(whole.query_end, where.queries.end)
         left, right = max(whole.key_begin, where.keys.begin), min(whole.key_end, where.keys.end)
@@ -156,7 +156,7 @@ class PoolPart(WholePart):
             keys=whole.key_end - whole.key_begin,
         )
 
-    def add(self, where: Rectangle, outputs: list[Tensor]) -> None:
+    def add(self, where: Subproblem, outputs: list[Tensor]) -> None:
         self.total = (
             torch.maximum(self.total, outputs[0]) if self.statistic.reduce == "max" else self.total + outputs[0]
         )
@@ -171,7 +171,7 @@ class SimilarityPart(WholePart):
     def _zeros(self) -> Tensor:
         return super()._zeros().double()
 
-    def add(self, where: Rectangle, outputs: list[Tensor]) -> None:
+    def add(self, where: Subproblem, outputs: list[Tensor]) -> None:
         self.total += unscaled_products(*outputs)
 
     def result(self, processes: Processes) -> Any:

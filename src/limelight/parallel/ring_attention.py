@@ -175,7 +175,7 @@ def ring_forward(shards: Shards, v: Tensor) -> tuple[Tensor, Normalisers, Ring]:
     running = RunningRows.empty((B, Hq, n), v.shape[3], shards.problem.compute_dtype)
 
     def compute_with(among: slice, keys: Run, k: Tensor, v: Tensor) -> None:
-        for part, rows in shards.rectangles(keys, among):
+        for part, rows in shards.subproblems(keys, among):
             native.accumulate(q[:, :, rows], k, v, part.spec, part.sizes(q, k), running.rows(rows), place=part.place)
 
     for x in blocks.schedule():
@@ -237,7 +237,7 @@ def ring_backward(shards: Shards, ring: Ring, saved: Saved, wanted: Wanted) -> l
     inner = wanted._replace(sink=False)
 
     def compute_with(among: slice, keys: Run, k: Tensor, v: Tensor, dk: Tensor, dv: Tensor) -> None:
-        for part, rows in shards.rectangles(keys, among):
+        for part, rows in shards.subproblems(keys, among):
             found = native.backward(
                 dout[:, :, rows],
                 None if dlse is None else dlse[:, :, rows],

@@ -28,7 +28,7 @@ _SHORTEST = 256  # keys in a block, at least
 _TILE = 48  # rows that the kernels compute together, or a multiple of them
 
 
-class Rectangle(NamedTuple):
+class Subproblem(NamedTuple):
     """A run of queries, a run of keys, and the part of the specification for them."""
 
     queries: Run
@@ -163,7 +163,7 @@ class Shards:
                 return False
         return dense is None or bool(cut_tensor(dense, queries, keys).any())
 
-    def rectangles(self, keys: Run, among: slice | None = None) -> Iterator[tuple[Rectangle, slice]]:
+    def subproblems(self, keys: Run, among: slice | None = None) -> Iterator[tuple[Subproblem, slice]]:
         """Yield the rectangles in which own queries may attend to some of the keys, and their rows' place in ``q``.
 
         Only rows in ``among``, where that is given.
@@ -175,7 +175,7 @@ class Shards:
             first = run.begin - rows.start  # position minus row, for the rows of this run
             some = Run(first + max(begin, rows.start), first + min(end, rows.stop))
             seen = self._queries_that_see(some, keys) if some.length > 0 else some
-            part = self.rectangle(seen, keys) if seen.length > 0 else None
+            part = self.subproblem(seen, keys) if seen.length > 0 else None
             if part is not None:
                 yield part, slice(seen.begin - first, seen.end - first)
 
@@ -195,7 +195,7 @@ class Shards:
             return Run(queries.begin, queries.begin)
         return Run(queries.begin + int(sees[0]), queries.begin + int(sees[-1]) + 1)
 
-    def rectangle(self, queries: Run, keys: Run) -> Rectangle | None:
+    def subproblem(self, queries: Run, keys: Run) -> Subproblem | None:
         """Return a rectangle without its sink, or None where the mask allows nothing in it."""
         allowed = cut_mask(Lowered(self.lowered.spans, self.lowered.mask), queries, keys)
         if allowed is None:
@@ -211,7 +211,7 @@ class Shards:
             bias=None if whole.bias is None else cut_tensor(whole.bias, queries, keys),
             sink=None,
         )
-        return Rectangle(queries, keys, spec, self.place(queries, keys))
+        return Subproblem(queries, keys, spec, self.place(queries, keys))
 
     def place(self, queries: Run, keys: Run) -> Place:
         """The place of a rectangle in the whole matrix."""

@@ -17,7 +17,7 @@ from limelight.parallel.layouts import Run
 from limelight.parallel.partials import KEYS, ROWS, WHOLE, KeyPart, MaskPart, RowPart, WholePart
 from limelight.parallel.ring import ReturnPath, packed, packed_size, unpacked
 from limelight.parallel.ring_attention import KeyValueBlocks, make_ring
-from limelight.parallel.shards import Rectangle, Shards
+from limelight.parallel.shards import Shards, Subproblem
 
 
 def compute(shards: Shards, asked: Sequence[Statistic], known: Normalisers | None) -> tuple[list[Any], Normalisers]:
@@ -58,7 +58,7 @@ def _row_pass(shards: Shards, asked: list[Statistic]) -> tuple[list[Any], Normal
     masks = {id(x): MaskPart(x.mask, shards) for x in asked if x.mask is not None}
     running = native.RunningStatistics(q, k.shape[1], shards.lowered, asked)
     for _, keys, tensors, among, _ in blocks.schedule():
-        for where, rows in () if keys is None else shards.rectangles(keys, among):
+        for where, rows in () if keys is None else shards.subproblems(keys, among):
             parts = [Mass(masks[id(x)].of(where)) if id(x) in masks else x for x in asked]
             running.add(rows, tensors[0], where.spec, parts, where.place)
     outputs, normalisers = running.outputs()
@@ -82,7 +82,7 @@ def _known_pass(
 
     def compute_with(among: slice, keys: Run, k_block: Tensor) -> list[Tensor]:
         sums = {id(x): torch.zeros(x.shape(keys), dtype=dtype) for x in key_parts}
-        for where, rows in shards.rectangles(keys, among):
+        for where, rows in shards.subproblems(keys, among):
             normalisers = Normalisers(known.lse[:, :, rows], known.scaled[:, :, :, rows])
             for part, written in _outputs(shards, where, rows, k_block, parts, normalisers):
                 if isinstance(part, RowPart):
@@ -125,7 +125,7 @@ def _return_path(
 
 
 def _outputs(
-    shards: Shards, where: Rectangle, rows: slice, k: Tensor, parts: list[Any], known: Normalisers
+    shards: Shards, where: Subproblem, rows: slice, k: Tensor, parts: list[Any], known: Normalisers
 ) -> list[tuple[Any, list[Tensor]]]:
     """Return the statistics that a rectangle contributes to, and what the kernels write for each."""
     asked = [(x, x.part(where, rows)) for x in parts]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from limelight.explorer.questions import QUICK, SLOW, Answer, Arguments, question, wholes
 from limelight.explorer.subject import Subject
-from limelight.explorer.tiles import SIDE, Rectangle, top_level
+from limelight.explorer.tiles import SIDE, Region, top_level
 
 _TOGETHER = 16  # tiles in a request, at most
 REDUCE = ("mean", "max")
@@ -50,7 +50,7 @@ def cell(subject: Subject, arguments: Arguments) -> Answer:
     size = 1 << level
     top = arguments.whole("row", 0, (N - 1) >> level) << level
     left = arguments.whole("col", 0, (M - 1) >> level) << level
-    return Answer(head.cell(Rectangle(top, min(N, top + size), left, min(M, left + size))))
+    return Answer(head.cell(Region(top, min(N, top + size), left, min(M, left + size))))
 
 
 QUESTIONS = (tiles, strips, cell)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from limelight.core.checks import check_count
 from limelight.core.masks import Mask, Padding
+from limelight.models.beams import Beams, best_hypotheses
 from limelight.nn import Encoder, LanguageModel, Seq2Seq
 from limelight.nn.cache import KVCache, check_cache
 
@@ -259,7 +260,7 @@ def _beam_search(
 ) -> Tensor:
     found = beam_hypotheses(model, ids, beams, length_penalty, how, mask=mask, stop=stop, **options)
     fill = _fill(model, _stops(model, stop))
-    out = _best_hypotheses(found, fill)
+    out = best_hypotheses(found, fill)
     if mask is None or isinstance(model, Seq2Seq):
         return out
     prompts = _lengths(mask, ids)
@@ -281,62 +282,21 @@ def beam_hypotheses(
 ) -> list[list[tuple[float, Tensor]]]:
     """Return the hypotheses of each sequence with their scores; prompts of different lengths end together."""
     how = Choice() if how is None else how
-    stops, B = _stops(model, stop), len(_checked(ids))
-    ended: list[list[tuple[float, Tensor]]] = [[] for _ in range(B)]
+    longest = check_count("generate", "max_new_tokens", max_new_tokens, 1)
+    stops, every = _stops(model, stop), torch.arange(len(_checked(ids))).repeat_interleave(beams)
     with _in_eval_mode(model):
         run = _Run(model, ids, mask, _cache(cache))
-        every = torch.arange(B).repeat_interleave(beams)
-        logits = run.logits(run.ids)
+        logits = run.logits(run.ids)[every]
         run.reorder(every)
-        all_ids, logits = run.ids[every], logits[every]
+        all_ids = run.ids[every]
         real = None if run.lengths is None else _real(run.lengths, all_ids)
-        # The beams start equal, so only the first counts.
-        total = torch.zeros(B, beams).masked_fill(torch.arange(beams) > 0, -torch.inf)
-        for step in range(1, check_count("generate", "max_new_tokens", max_new_tokens, 1) + 1):
-            each = how.scores(logits.log_softmax(-1), all_ids, real)
-            V = each.shape[-1]
-            scores = (total[:, :, None] + each.reshape(B, beams, V)).flatten(1)
-            # Enough candidates that ``beams`` remain even if all stop tokens are among them.
-            best = scores.topk(min((1 + len(stops)) * beams, scores.shape[1]), sorted=True)
-            beam, token = best.indices // V, best.indices % V
-            stopping = torch.isin(token, stops) | (best.values == -torch.inf)
-            stopped = torch.isin(token, stops) & (best.values > -torch.inf)
-            for b, n in stopped[:, :beams].nonzero().tolist():
-                whole = torch.cat([all_ids[b * beams + int(beam[b, n])], token[b, n : n + 1]])
-                ended[b].append((float(best.values[b, n]) / step**length_penalty, whole))
-            ended = [sorted(found, key=lambda x: -x[0])[:beams] for found in ended]
-            keep = stopping.int().sort(dim=-1, stable=True).indices[:, :beams]  # the best candidates that do not stop
-            total = best.values.gather(1, keep).masked_fill(stopping.gather(1, keep), -torch.inf)
-            rows = (torch.arange(B)[:, None] * beams + beam.gather(1, keep)).flatten()
-            new = token.gather(1, keep).reshape(-1, 1)
-            all_ids = torch.cat([all_ids[rows], new], 1)
-            if real is not None:
-                real = torch.cat([real[rows], torch.ones_like(new, dtype=torch.bool)], 1)
-            if step == max_new_tokens or _settled(ended, total, beams, step, max_new_tokens, length_penalty):
-                break
+        found = Beams(all_ids, real, beams=beams, stops=stops, length_penalty=length_penalty, longest=longest)
+        while True:
+            rows, new = found.extend(how.scores(logits.log_softmax(-1), found.ids, found.real))
+            if found.settled():
+                return found.finish()
             run.reorder(rows)
-            logits = run.logits(new if run.cache is not None else all_ids)
-        for b in range(B):
-            if len(ended[b]) < beams or step == max_new_tokens:
-                going = zip(total[b].tolist(), all_ids[b * beams : (b + 1) * beams], strict=True)
-                ended[b] += [(x / step**length_penalty, whole) for x, whole in going if x > -torch.inf]
-    return ended
-
-
-def _best_hypotheses(ended: list[list[tuple[float, Tensor]]], fill: int) -> Tensor:
-    """Return the best hypothesis of each sequence, ``(B, length)``, padded with ``fill``."""
-    chosen = [max(found, key=lambda x: x[0])[1] for found in ended]
-    longest = max(map(len, chosen))
-    return torch.stack([nn.functional.pad(x, (0, longest - len(x)), value=fill) for x in chosen])
-
-
-def _settled(
-    ended: list[list[tuple[float, Tensor]]], total: Tensor, beams: int, step: int, most: int, length_penalty: float
-) -> bool:
-    """Return whether no unfinished hypothesis can become better than the finished ones."""
-    longest = most if length_penalty > 0 else step
-    reachable = total.amax(1) / longest**length_penalty
-    return all(len(e) >= beams and e[-1][0] >= float(x) for e, x in zip(ended, reachable, strict=True))
+            logits = run.logits(new if run.cache is not None else found.ids)
 
 
 def _checked(ids: Tensor) -> Tensor:

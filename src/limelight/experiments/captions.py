@@ -156,11 +156,25 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     layer, head = divmod(int(chosen.argmax()), HEADS)
     A = looks(model, new)
     masses = mass_on_objects(A, new)
-    chance = float(new.patches.float().mean())
-    times = [float(masses[layer, head]) / chance, float(masses[layer].mean()) / chance]
     swapped = Drawings(new.pictures, new.captions, new.patches.flip(1))
-    other = float(mass_on_objects(A, swapped)[layer, head]) / chance
-    findings = [
+    other = float(mass_on_objects(A, swapped)[layer, head])
+    chance = float(new.patches.float().mean())
+    mass = float(masses[layer, head])
+    takeaway = (
+        f"On pairs of objects that it never saw together it writes {right[1]:.0%} of the captions without a mistake, "
+        f"and the word of a shape puts {mass:.0%} of a head's weight on its object, {mass / chance:.1f} times what "
+        "chance would."
+    )
+    findings = _findings(right, masses, other, chance, layer, head)
+    return Result("captions", takeaway, findings, _tables(model, new, A[layer, :, head]))
+
+
+def _findings(
+    right: list[float], masses: Tensor, mass_on_other: float, chance: float, layer: int, head: int
+) -> list[Finding]:
+    mass = float(masses[layer, head])
+    own, other, mean = (x / chance for x in (mass, mass_on_other, float(masses[layer].mean())))
+    return [
         Finding(
             claim=54,
             what="it learned to write: captions of held-out pairs that are right in every word",
@@ -173,11 +187,11 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             claim=54,
             what="the word of a shape looks at its object: mass on its patches, times chance, chosen head",
             theirs="well above 1",
-            measured=round(times[0], 1),
-            verdict=holds(times[0] >= LOOKS_AT, in_part=times[0] >= 2),
+            measured=round(own, 1),
+            verdict=holds(own >= LOOKS_AT, in_part=own >= 2),
             note=(
-                f"layer {layer}, head {head}, chosen on other pictures; mass {float(masses[layer, head]):.2f}, chance "
-                f"{chance:.2f}; reproduced: at least {LOOKS_AT:g} times"
+                f"layer {layer}, head {head}, chosen on other pictures; mass {mass:.2f}, chance {chance:.2f}; "
+                f"reproduced: at least {LOOKS_AT:g} times"
             ),
         ),
         Finding(
@@ -185,24 +199,18 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             what="and not at the other object: mass on its patches, times chance",
             theirs="less than on its own",
             measured=round(other, 1),
-            verdict=holds(other < times[0] / 2, in_part=other < times[0]),
+            verdict=holds(other < own / 2, in_part=other < own),
             note="the same rows and head; reproduced: less than half",
         ),
         Finding(
             claim=54,
             what="mean over all heads of that layer, times chance; and every head",
             theirs=None,
-            measured=[round(times[1], 1), *rounded((masses[layer] / chance).tolist(), 1)],
+            measured=[round(mean, 1), *rounded((masses[layer] / chance).tolist(), 1)],
             verdict=EXTRA,
             note="heads share the work: some look elsewhere",
         ),
     ]
-    takeaway = (
-        f"On pairs of objects that it never saw together it writes {right[1]:.0%} of the captions without a mistake, "
-        f"and the word of a shape puts {float(masses[layer, head]):.0%} of a head's weight on its object, "
-        f"{times[0]:.1f} times what chance would."
-    )
-    return Result("captions", takeaway, findings, _tables(model, new, A[layer, :, head]))
 
 
 def _tables(model: Seq2Seq, new: Drawings, A: Tensor) -> dict[str, list[dict[str, Any]]]:

@@ -89,14 +89,30 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     """Train two layers, and one, and follow the heads."""
     steps, every = (400, 25) if quick else (600, 25)
     two, one = (_trained(layers, seed, steps, every) for layers in (2, 1))
-    rise = [row["induction"] for row in two]
+    rise, fall = ([row[name] for row in two] for name in ("induction", "loss"))
+    before, after = (_step_at(two, "induction", share) for share in (0.25, 0.75))
+    takeaway = (
+        f"Between steps {before} and {after} of {steps} an induction head appears (score {rise[-1]:.2f}), and the "
+        f"loss in repeated text falls from {fall[0]:.1f} to {fall[-1]:.2f}; one layer stays at {one[-1]['loss']:.1f}."
+    )
+    return Result("induction", takeaway, _findings(two, one[-1], steps, every), {"training": [*two, *one]})
+
+
+def _step_at(rows: list[dict[str, Any]], name: str, share: float) -> int:
+    """Return the first step at which a number has made a share of its way from its first to its last value."""
+    first, last = rows[0][name], rows[-1][name]
+    way = 1 if last > first else -1
+    return next(int(row["step"]) for row in rows if way * (row[name] - first) >= share * way * (last - first))
+
+
+def _findings(two: list[dict[str, Any]], one: dict[str, Any], steps: int, every: int) -> list[Finding]:
+    rise, fall = ([row[name] for row in two] for name in ("induction", "loss"))
     gained = rise[-1] - rise[0]
-    before, after = (next(r["step"] for r in two if r["induction"] >= rise[0] + x * gained) for x in (0.25, 0.75))
-    moment = next(r["step"] for r in two if r["induction"] >= rise[0] + 0.5 * gained)
-    fall = [row["loss"] for row in two]
-    halfway = next(r["step"] for r in two if r["loss"] <= fall[0] - 0.5 * (fall[0] - fall[-1]))
-    previous = next((r["step"] for r in two if r["previous"] >= 0.5 * max(x["previous"] for x in two)), steps)
-    findings = [
+    before, moment, after = (_step_at(two, "induction", share) for share in (0.25, 0.5, 0.75))
+    halfway = _step_at(two, "loss", 0.5)
+    half = 0.5 * max(row["previous"] for row in two)
+    previous = next(row["step"] for row in two if row["previous"] >= half)
+    return [
         Finding(
             claim=47,
             what="an induction head appears: its score before and after training, two layers",
@@ -125,7 +141,7 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             claim=47,
             what="one layer, after the same training: score and loss",
             theirs=None,
-            measured=[round(one[-1]["induction"], 2), round(one[-1]["loss"], 2)],
+            measured=[round(one["induction"], 2), round(one["loss"], 2)],
             verdict=EXTRA,
             note=(
                 "an induction head needs a head of an earlier layer that tells each token its predecessor; in two "
@@ -133,11 +149,6 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             ),
         ),
     ]
-    takeaway = (
-        f"Between steps {before} and {after} of {steps} an induction head appears (score {rise[-1]:.2f}), and the "
-        f"loss in repeated text falls from {fall[0]:.1f} to {fall[-1]:.2f}; one layer stays at {one[-1]['loss']:.1f}."
-    )
-    return Result("induction", takeaway, findings, {"training": [*two, *one]})
 
 
 def draw(result: Result) -> Figure:

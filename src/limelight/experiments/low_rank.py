@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,12 +62,20 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     spectra = {"random": torch.linalg.svdvals(weights(q, k).dense())}
     for layer, heads in enumerate(A):
         spectra[f"layer {layer}"] = torch.linalg.svdvals(heads)
-    ranks = {name: (rank(s) / n).tolist() for name, s in spectra.items()}
-    trained = [x for name, found in ranks.items() if name != "random" for x in found]
-    low = sum(x < LOW for x in trained) / len(trained)
-    random = sum(ranks["random"]) / len(ranks["random"])
-    by_layer = [round(sum(ranks[f"layer {layer}"]) / A.shape[1], 2) for layer in range(len(A))]
-    findings = [
+    shares = {name: (rank(found) / n).tolist() for name, found in spectra.items()}
+    heads = [{"matrix": name, "share": share} for name, found in shares.items() for share in found]
+    trained = [row["share"] for row in heads if row["matrix"] != "random"]
+    low, random = sum(share < LOW for share in trained) / len(trained), fmean(shares.pop("random"))
+    takeaway = (
+        f"{low:.0%} of MiniLM's heads have 90 % of their sum in a quarter of {n} singular values; a head takes "
+        f"{fmean(trained):.0%} of them on average, and random weights {random:.0%}."
+    )
+    findings = _findings(n, trained, low, [round(fmean(found), 2) for found in shares.values()], random)
+    return Result("low-rank", takeaway, findings, {"spectra": _curves(spectra), "heads": heads})
+
+
+def _findings(n: int, trained: list[float], low: float, by_layer: list[float], random: float) -> list[Finding]:
+    return [
         Finding(
             claim=51,
             what=f"share of {len(trained)} heads of which a quarter of the singular values hold 90 % of the sum",
@@ -92,15 +101,6 @@ def run(quick: bool = False, seed: int = 0) -> Result:
             note="their mean row is one strong direction, and the rest is spread over all others",
         ),
     ]
-    takeaway = (
-        f"{low:.0%} of MiniLM's heads have 90 % of their sum in a quarter of {n} singular values; a head takes "
-        f"{sum(trained) / len(trained):.0%} of them on average, and random weights {random:.0%}."
-    )
-    data = {
-        "spectra": _curves(spectra),
-        "heads": [{"matrix": name, "share": x} for name, f in ranks.items() for x in f],
-    }
-    return Result("low-rank", takeaway, findings, data)
 
 
 def rank(singular_values: Tensor) -> Tensor:

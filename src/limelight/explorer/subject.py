@@ -166,53 +166,61 @@ class Subject:
 
     def about(self) -> dict[str, Any]:
         """Describe the matrices; token lists that several share are listed once."""
-        texts: list[Sequence[str]] = []
-        index: dict[int, int] = {}
-
-        def place(text: Any) -> int | None:
-            if text is None:
-                return None
-            if id(text) not in index:
-                same = next((n for n, known in enumerate(texts) if list(known) == list(text)), None)
-                if same is None:
-                    texts.append(text)
-                index[id(text)] = len(texts) - 1 if same is None else same
-            return index[id(text)]
-
-        def described(m: Matrix) -> dict[str, Any]:
-            call = m.call
-            return {
-                "name": call.name,
-                "stack": call.stack,
-                "kind": call.kind,
-                "layer": call.layer,
-                "phase": call.phase,
-                "batch": m.B,
-                "heads": m.H,
-                "queries": m.N,
-                "keys": m.M,
-                "pass": sum(other.call.name == call.name for other in self.matrices[: m.number]),
-                "texts": [[place(side and side[b]) for side in (m.queries, m.keys)] for b in range(m.B)],
-                "base": base_level(m.N, m.M),
-                "top": top_level(m.N, m.M),
-                "grids": [described_grid(grid) for grid in call.grids],
-                "predicts": m.next_tokens and m.next_tokens.first,
-            }
-
-        calls = [described(m) for m in self.matrices]
+        texts = _DistinctTexts()
+        calls = [self._described(matrix, texts) for matrix in self.matrices]
         return {
             "title": self.title,
             "note": self.note,
             "wrote": self.wrote,
             "calls": calls,
-            "texts": texts,
-            "words": words_of(calls, texts),
+            "texts": texts.found,
+            "words": words_of(calls, texts.found),
             "pictures": [data_url(picture) for picture in self.pictures],
             "opens": self.opens,
             "translates": self.translator is not None,
             "replays": self.replay is not None,
             "reads": self.reader is not None,
         }
+
+    def _described(self, m: Matrix, texts: _DistinctTexts) -> dict[str, Any]:
+        """Describe one matrix; its tokens go to ``texts``, and their numbers there stand in their place."""
+        call = m.call
+        return {
+            "name": call.name,
+            "stack": call.stack,
+            "kind": call.kind,
+            "layer": call.layer,
+            "phase": call.phase,
+            "batch": m.B,
+            "heads": m.H,
+            "queries": m.N,
+            "keys": m.M,
+            "pass": sum(other.call.name == call.name for other in self.matrices[: m.number]),
+            "texts": [[texts.number(side and side[batch]) for side in (m.queries, m.keys)] for batch in range(m.B)],
+            "base": base_level(m.N, m.M),
+            "top": top_level(m.N, m.M),
+            "grids": [described_grid(grid) for grid in call.grids],
+            "predicts": m.next_tokens and m.next_tokens.first,
+        }
+
+
+class _DistinctTexts:
+    """Lists of tokens, each once, by the order in which they are first met."""
+
+    def __init__(self) -> None:
+        self.found: list[Sequence[str]] = []
+        self._numbers: dict[int, int] = {}  # by the identity of the list, so that most are not compared
+
+    def number(self, text: Any) -> int | None:
+        """Return the number of a list of tokens, which is added where it is new; None for None."""
+        if text is None:
+            return None
+        if id(text) not in self._numbers:
+            same = next((n for n, known in enumerate(self.found) if list(known) == list(text)), None)
+            if same is None:
+                self.found.append(text)
+            self._numbers[id(text)] = len(self.found) - 1 if same is None else same
+        return self._numbers[id(text)]
 
 
 def _most_telling(reading: Reading) -> tuple[int, int] | None:

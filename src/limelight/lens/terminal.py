@@ -71,10 +71,7 @@ def look(
     rows = Heads(row for row in report if layer is None or row["layer"] == layer)
     try:  # a page that cannot be written does not keep the rest from being printed
         if html:
-            opens = next(n for n, other in enumerate(everything.record.log) if other.name == call.name)
-            with progress(messages) as advance:
-                save_page(everything, html, opens=(opens, head), progress=_tracking("page", advance))
-            messages.print(printable(f"{html} has every layer and head."))
+            _write_page(everything, html, call, head, save_page, messages)
     finally:
         if as_json:
             print(strict_json.dumps(_as_dict(selected, rows, links, call, head, patch, word)))
@@ -86,9 +83,20 @@ def look(
             _draw(selected, shown, len(rows), _links_table(title, selected, links), call, head, patch)
 
 
+def _write_page(
+    reading: Reading, file: str, call: Call, head: int, save_page: Callable[..., None], messages: Console
+) -> None:
+    """Write the page of all layers and heads, which opens at one of them."""
+    opens = next(n for n, other in enumerate(reading.record.log) if other.name == call.name)
+    with progress(messages) as advance:
+        save_page(reading, file, opens=(opens, head), progress=_tracking("page", advance))
+    messages.print(printable(f"{file} has every layer and head."))
+
+
 def _strongest_links(reading: Reading, top: int) -> list[Link]:
     """Return the strongest links of all heads."""
-    every = (link for call in reading.record.log for h in range(call.shape[1]) for link in reading.links(call, h, top))
+    heads = ((call, head) for call in reading.record.log for head in range(call.shape[1]))
+    every = (link for call, head in heads for link in reading.links(call, head, top))
     return sorted(every, key=lambda link: -link.weight)[:top]
 
 
@@ -172,8 +180,9 @@ def _as_dict(
     small = N * M <= _DENSE_JSON
     with torch.no_grad():
         matrix = call.weights[0, head] if small else call.weights.pool(min(N, 256), min(M, 256))[0, head]
-    stacks = {c.stack for c in reading.record.log}
-    stacks |= {stack for c in reading.record.log if c.kind == "cross" for stack in ("encoder", "written")}
+    stacks = {other.stack for other in reading.record.log}
+    if any(other.kind == "cross" for other in reading.record.log):
+        stacks |= {"encoder", "written"}
     found = {
         "model": reading.model,
         **({"wrote": reading.wrote} if reading.wrote else {}),

@@ -62,7 +62,7 @@ class Beams:
         self.ended = [sorted(found, key=lambda x: -x[0])[:beams] for found in self.ended]
 
     def _score(self, total: float) -> float:
-        return total / self._length**self._length_penalty
+        return float(total / self._length**self._length_penalty)
 
     def settled(self) -> bool:
         """Return True if no hypothesis that goes on can become better than those that have ended."""

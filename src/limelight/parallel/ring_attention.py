@@ -201,7 +201,7 @@ class Sums:
     """Gradients on one process: of its q, k and v, and its part of those of tensors that all processes share."""
 
     def __init__(self, shards: Shards, saved: Saved, wanted: Wanted) -> None:
-        self._shards, self._wanted = shards, wanted
+        self._shards, self._saved, self._wanted = shards, saved, wanted
         dtype = shards.problem.compute_dtype
         self.q, self.k, self.v = (native.zeros_like(x, dtype) for x in (saved.q, saved.k, saved.v))
         lowered = shards.lowered
@@ -215,7 +215,26 @@ class Sums:
         """The gradients of some of the process's own keys and values."""
         return [self.k[:, :, at], self.v[:, :, at]]
 
-    def add(self, queries: Run, keys: Run, found: Gradients) -> None:
+    def add_block(self, among: slice, keys: Run, k: Tensor, v: Tensor, dk: Tensor, dv: Tensor) -> None:
+        """Add the gradients from a block of keys and values and some rows of q; those of the block to dk and dv."""
+        q, _, _, out, (lse, scaled), dout, dlse = self._saved
+        for part, rows in self._shards.subproblems(keys, among):
+            found = native.backward(
+                dout[:, :, rows],
+                None if dlse is None else dlse[:, :, rows],
+                q[:, :, rows],
+                k,
+                v,
+                out[:, :, rows],
+                Normalisers(lse[:, :, rows], scaled[:, :, :, rows]),
+                part.spec,
+                self._wanted._replace(sink=False),
+                place=part.place,
+                into=(self.q[:, :, rows], dk, dv),
+            )
+            self._add_learned(part.queries, keys, found)
+
+    def _add_learned(self, queries: Run, keys: Run, found: Gradients) -> None:
         """Add the gradients of slopes, offsets, bias and temperature from one rectangle."""
         for name, total in self.learned.items():
             part = getattr(found, name)
@@ -227,60 +246,41 @@ class Sums:
             elif name != "sink":
                 total += part
 
+    def results(self) -> list[Tensor | None]:
+        """The gradients of q, k, v, slopes, offsets, bias, sink and temperature; None where not wanted."""
+        learned = (self.learned.get(name) for name in _LEARNED)
+        like = (getattr(self._shards.lowered, name) for name in _LEARNED)
+        typed = [None if x is None else x.to(y.dtype) for x, y in zip(learned, like, strict=True)]
+        return [self.q, self.k, self.v, *typed]
+
 
 def ring_backward(shards: Shards, ring: Ring, saved: Saved, wanted: Wanted) -> list[Tensor | None]:
     """Compute the gradients of q, k, v, slopes, offsets, bias, sink and temperature; None where not wanted."""
     sums = Sums(shards, saved, wanted)
     dtype = shards.problem.compute_dtype
-    q, k, v, out, (lse, scaled), dout, dlse = saved
-    blocks = KeyValueBlocks(shards, ring, [k, v])
-    inner = wanted._replace(sink=False)
+    blocks = KeyValueBlocks(shards, ring, [saved.k, saved.v])
 
-    def compute_with(among: slice, keys: Run, k: Tensor, v: Tensor, dk: Tensor, dv: Tensor) -> None:
-        for part, rows in shards.subproblems(keys, among):
-            found = native.backward(
-                dout[:, :, rows],
-                None if dlse is None else dlse[:, :, rows],
-                q[:, :, rows],
-                k,
-                v,
-                out[:, :, rows],
-                Normalisers(lse[:, :, rows], scaled[:, :, :, rows]),
-                part.spec,
-                inner,
-                place=part.place,
-                into=(sums.q[:, :, rows], dk, dv),
-            )
-            sums.add(part.queries, keys, found)
-
-    def take(b: int, tensors: list[Tensor]) -> None:
-        for total, x in zip(sums.of_keys(blocks.own[b][1]), tensors, strict=True):
+    def take(b: int, message: Tensor) -> None:
+        run, at = blocks.own[b]
+        for total, x in zip(sums.of_keys(at), unpacked(message, blocks.shapes(run, dtype)), strict=True):
             total += x
 
-    own = ring.blocks[shards.processes.rank]
-    back = ReturnPath(
-        ring,
-        lambda run: packed_size(blocks.shapes(run, dtype)),
-        lambda b, message: take(b, unpacked(message, blocks.shapes(own[b], dtype))),
-    )
+    back = ReturnPath(ring, lambda run: packed_size(blocks.shapes(run, dtype)), take)
     for tick, keys, tensors, among, at in blocks.schedule():
         if tick is None:
             assert keys is not None
             assert at is not None
-            compute_with(among, keys, *tensors, *sums.of_keys(at))
+            sums.add_block(among, keys, *tensors, *sums.of_keys(at))
         elif keys is None:
             back.step(tick, None)
         else:
             message = ring.empty_message(packed_size(blocks.shapes(keys, dtype))).zero_()
-            compute_with(among, keys, *tensors, *unpacked(message, blocks.shapes(keys, dtype)))
+            sums.add_block(among, keys, *tensors, *unpacked(message, blocks.shapes(keys, dtype)))
             back.step(tick, message)
     back.finish()
     if wanted.sink or wanted.temperature:
         _add_sink(shards.lowered, saved, sums.learned)
-    learned = (sums.learned.get(name) for name in _LEARNED)
-    like = (getattr(shards.lowered, name) for name in _LEARNED)
-    typed = [None if x is None else x.to(y.dtype) for x, y in zip(learned, like, strict=True)]
-    return [sums.q, sums.k, sums.v, *typed]
+    return sums.results()
 
 
 def _add_sink(lowered: LoweredSpec, saved: Saved, sums: dict[str, Tensor]) -> None:

@@ -78,26 +78,30 @@ class Shards:
             self.v = None if v is None else local.check_values(v)
         except (TypeError, ValueError) as error:
             failed = error
-        seed = new_seed() if dropout else torch.tensor(0)
+        seed = int(new_seed()) if dropout else 0
         if key_runs is None:
-            found = agree(self.processes, call, *self._message(local, spec, dropout, int(seed)), failed)
+            found = agree(self.processes, call, *self._message(local, spec, dropout, seed), failed)
         elif failed is not None:
             raise failed
         else:  # the caller knows the sizes of all processes
-            found = {"queries": [q.shape[-2]], "keys": [sum(run.length for run in runs) for runs in key_runs]}
-            found["seed"] = [int(seed)]
+            keys = [sum(run.length for run in runs) for runs in key_runs]
+            found = {"queries": [q.shape[-2]], "keys": keys, "seed": [seed]}
         assert local is not None
         self.local = local  # queries and keys of this process, checked; without mask and bias
         self.q, self.k, self._shape = local.q, local.k, q.shape
-        sizes = found["queries"][:1] if shared_queries else found["queries"]
-        self.N, self.M = sum(sizes), sum(found["keys"])
-        self.query_runs = self.layout.runs(sizes)
-        if shared_queries:
-            self.query_runs = self.query_runs * self.processes.size
-        self.key_runs = self.key_layout.runs(found["keys"]) if key_runs is None else key_runs
+        self._place_runs(found["queries"], found["keys"], key_runs)
         self.problem = _shape_of_whole(q, k, self.N, self.M, spec)
         self.seed = torch.tensor(found["seed"][0]) if dropout else None
         self.lowered = self.problem.lower(dropout, self.seed)
+
+    def _place_runs(self, queries: list[int], keys: list[int], key_runs: Runs | None) -> None:
+        """Find which positions of the whole sequence every process holds, from how many queries and keys it has."""
+        queries = queries[:1] if self.shared_queries else queries
+        self.N, self.M = sum(queries), sum(keys)
+        self.query_runs = self.layout.runs(queries)
+        if self.shared_queries:
+            self.query_runs = self.query_runs * self.processes.size
+        self.key_runs = self.key_layout.runs(keys) if key_runs is None else key_runs
 
     def _message(
         self, p: Problem | None, spec: AttentionSpec, dropout: float, seed: int

@@ -102,12 +102,12 @@ def train(
         save_every: seconds after which everything is saved.
 
     """
-    folder = Path(folder)
+    folder, start = Path(folder), None if start is None else Path(start)
     _needs_sacrebleu()
     training, references = split_for_training(pairs, recipe)
-    tokenizer = _begin(folder, training, recipe, None if start is None else Path(start), distilled)
+    tokenizer = _begin(folder, training, recipe, start, distilled)
     augmenter = Augmenter(training if distilled is None else distilled, recipe.shares)
-    state = _restored(folder, recipe, tokenizer, None if start is None else Path(start))
+    state = _restored(folder, recipe, tokenizer, start)
     if state.step:
         resumed(state.step, state.epoch)
     if finish:
@@ -121,15 +121,23 @@ def train(
             seen += int(batch.source_lengths.sum() + batch.target_lengths.sum())
             watch(Progress(state.step, state.epoch, state.done, count, loss, seen))
             autosave(state)
-        with _averaged(state, recipe.blend):
-            score = bleu(state.model, tokenizer, references)
-            if score > max(state.scores, default=-1.0):
-                models.save(copy.deepcopy(state.model).half(), folder)
-        state.scores.append(score)
-        state.epoch, state.done = state.epoch + 1, 0
-        _save(folder, state)
+        score = _end_epoch(state, folder, recipe, tokenizer, references)
         scored(state.epoch, score)
     return max(state.scores)
+
+
+def _end_epoch(
+    state: _State, folder: Path, recipe: Recipe, tokenizer: Tokenizer, references: dict[str, list[str]]
+) -> float:
+    """Return the BLEU of the averaged model, which is saved if it is the best so far; save the state."""
+    with _averaged(state, recipe.blend):
+        score = bleu(state.model, tokenizer, references)
+        if score > max(state.scores, default=-1.0):
+            models.save(copy.deepcopy(state.model).half(), folder)
+    state.scores.append(score)
+    state.epoch, state.done = state.epoch + 1, 0
+    _save(folder, state)
+    return score
 
 
 class _Autosave:

@@ -110,23 +110,31 @@ def span_mask(
 
     if is_traced():
         return dense_mask(allow_is_bidirectional_skip=allow_is_bidirectional_skip, **others)
-    q_offset = int(q_offset)
     try:
-        parts = _masks_of(mask_function, q_offset, q_length, kv_offset, kv_length)
+        parts, keys = _parts_and_keys(mask_function, attention_mask, int(q_offset), q_length, kv_offset, kv_length)
     except _UnknownFunction:
         whole = dense_mask()
         assert whole is not None
         return as_spans(whole)
-    # A causal query sees nothing after its own position, so the keys end with the last query (in a static cache).
-    is_local = any(isinstance(x, (Causal, Window)) for x in parts)
-    keys = min(q_offset - kv_offset + q_length, kv_length) if is_local else kv_length
-    parts = [x for x in parts if q_length > 1 or not isinstance(x, Causal)]
-    padding = _padding_mask(attention_mask, kv_length, kv_offset)
-    if padding is not None:
-        parts += _masks_of_padding(padding[:, kv_offset : kv_offset + keys], q_length)
     if not parts and keys == kv_length and (allow_is_causal_skip or allow_is_bidirectional_skip):
         return None
     return SpanMask(reduce(and_, parts or [First(keys)]), (batch_size, 1, q_length, kv_length), keys, device)
+
+
+def _parts_and_keys(
+    function: Callable[..., Any], attention_mask: Tensor | None, q_offset: int, N: int, kv_offset: int, M: int
+) -> tuple[list[Mask], int]:
+    """Return the masks whose intersection a call's mask is, and the number of keys that they cover."""
+    parts = _masks_of(function, q_offset, N, kv_offset, M)
+    # A causal query sees nothing after its own position, so the keys end with the last query (in a static cache).
+    is_local = any(isinstance(x, (Causal, Window)) for x in parts)
+    keys = min(q_offset - kv_offset + N, M) if is_local else M
+    if N == 1:
+        parts = [x for x in parts if not isinstance(x, Causal)]
+    padding = _padding_mask(attention_mask, M, kv_offset)
+    if padding is not None:
+        parts += _masks_of_padding(padding[:, kv_offset : kv_offset + keys], N)
+    return parts, keys
 
 
 def _padding_mask(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
@@ -151,7 +159,8 @@ def _masks_of(function: Callable[..., Any], q_offset: int, N: int, kv_offset: in
     captured = inspect.getclosurevars(function).nonlocals
     match function.__qualname__.split(".")[0]:
         case "and_masks":
-            parts = [x for f in captured["mask_functions"] for x in _masks_of(f, q_offset, N, kv_offset, M)]
+            functions = captured["mask_functions"]
+            parts = [mask for each in functions for mask in _masks_of(each, q_offset, N, kv_offset, M)]
             window = next((x for x in parts if isinstance(x, Window)), None)
             if window is not None and Causal() in parts:
                 parts = [x for x in parts if x not in (window, Causal())] + [Window(window.left, 0)]

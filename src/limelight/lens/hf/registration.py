@@ -63,33 +63,20 @@ def attend(
     if found.keys < key.shape[2]:
         key, value = key[:, :, : found.keys], value[:, :, : found.keys]
     recorder = recorders.get(module) if recorders else None
-    if recorder is None:
-        out = attention(
-            query,
-            key,
-            value,
-            mask=found.lowered,
-            bias=found.bias,
-            scale=scaling,
-            softcap=softcap,
-            sink=s_aux,
-            dropout=dropout,
-        )
-    else:
-        if s_aux is not None and not torch.is_grad_enabled():
-            s_aux = s_aux.detach()  # a parameter: the recorded weights would require gradients later
-        out = recorder.attend(
-            module,
-            query,
-            key,
-            value,
-            dropout=dropout,
-            mask=found.described,
-            bias=found.bias,
-            scale=scaling,
-            softcap=softcap,
-            sink=s_aux,
-        )
+    if recorder is not None and s_aux is not None and not torch.is_grad_enabled():
+        s_aux = s_aux.detach()  # a parameter: the recorded weights would require gradients later
+    compute = attention if recorder is None else partial(recorder.attend, module)
+    out = compute(
+        query,
+        key,
+        value,
+        mask=found.lowered if recorder is None else found.described,
+        bias=found.bias,
+        scale=scaling,
+        softcap=softcap,
+        sink=s_aux,
+        dropout=dropout,
+    )
     return out.transpose(1, 2).contiguous(), None
 
 

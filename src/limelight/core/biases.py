@@ -28,7 +28,7 @@ class LoweredBias(NamedTuple):
 
 
 class Bias:
-    """Base of all biases."""
+    """Base of all biases: numbers for each query and key that are added to the logits. Biases combine with ``+``."""
 
     def values(self, i: Tensor, j: Tensor, N: int, M: int, dtype: torch.dtype | None = None) -> Tensor:
         """The bias of query ``i`` of ``N`` and key ``j`` of ``M``, for index tensors that broadcast.
@@ -51,7 +51,7 @@ class Bias:
         raise NotImplementedError
 
     def dense(self, N: int, M: int | None = None) -> Tensor:
-        """Return the bias of all queries and keys as a tensor ``(…, N, M)``.
+        """Return the bias of ``N`` queries and ``M`` keys (``N`` unless given) as a tensor ``(…, N, M)``.
 
         >>> ALiBi(2).dense(1, 3)
         tensor([[[-0.1250, -0.0625, -0.0000]],
@@ -84,9 +84,19 @@ def alibi_slopes(heads: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ALiBi(Bias):
-    """``-slope · |position - key|``, with the published slope of each of ``heads`` heads.
+    """``-slope · |position - key|``: a penalty that grows with the distance (Press et al., 2022).
 
-    A tensor of slopes ``(heads,)`` may be given in place of the number; it may require grad.
+    Args:
+        slopes: the number of heads, which then have the published slopes, or a slope for each of them, ``(heads,)``,
+            which may require grad.
+
+    >>> ALiBi(2).dense(2)
+    tensor([[[-0.0000, -0.0625],
+             [-0.0625, -0.0000]],
+    <BLANKLINE>
+            [[-0.0000, -0.0039],
+             [-0.0039, -0.0000]]])
+
     """
 
     slopes: int | Tensor
@@ -125,14 +135,17 @@ class Relative(Bias):
     It holds the tensor that it was given: where a module's parameters are exchanged for others, as
     ``torch.func.functional_call`` does, build it in ``forward``.
 
-    ``table`` is ``(heads, 2·r + 1)``: the bias at distances ``-r … r`` (key minus query), and beyond them the
-    one at the edge. ``Relative.t5`` reads it by T5's logarithmic buckets instead.
+    Args:
+        table: the biases ``(heads, 2·r + 1)`` at distances ``-r … r`` (key minus query), which may require grad; beyond
+            them that at the edge holds.
+        buckets: another map from distances to the columns of the table, which ``Relative.t5`` makes.
 
     >>> table = torch.tensor([[0.5, 0.0, -0.5]])  # before, here, after
     >>> Relative(table).dense(3)
     tensor([[[ 0.0000, -0.5000, -0.5000],
              [ 0.5000,  0.0000, -0.5000],
              [ 0.5000,  0.5000,  0.0000]]])
+
     """
 
     table: Tensor
@@ -151,7 +164,18 @@ class Relative(Bias):
 
     @classmethod
     def t5(cls, table: Tensor, *, two_sided: bool = True, max_distance: int = 128) -> Relative:
-        """T5's buckets: exact for near keys, logarithmic up to ``max_distance``; ``table`` is (heads, buckets)."""
+        """Make the bias of T5: a column for each near distance, then for ranges that grow logarithmically.
+
+        Args:
+            table: the biases ``(heads, buckets)``, which may require grad.
+            two_sided: half of the buckets are for later keys; otherwise all are for earlier keys, and later keys have
+                the bias of distance 0.
+            max_distance: all distances from this on share the last bucket of their side.
+
+        >>> Relative.t5(torch.arange(8.0)[None], max_distance=16).dense(4)[0, 0]
+        tensor([0., 5., 6., 6.])
+
+        """
         if isinstance(table, Tensor) and table.ndim == 2:
             return cls(table, Buckets(table.shape[1], max_distance, two_sided))
         return cls(table)
@@ -217,7 +241,16 @@ class Buckets:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DenseBias(Bias):
-    """Any tensor of floats that broadcasts to ``(batch, heads, N, M)``; −∞ removes a key."""
+    """``tensor[batch, head, query, key]``: any tensor of floats; −∞ removes a key.
+
+    Args:
+        tensor: floats that broadcast to ``(batch, heads, N, M)``, which may require grad.
+
+    >>> DenseBias(torch.tensor([[0.0, 1.0]])).dense(2)
+    tensor([[0., 1.],
+            [0., 1.]])
+
+    """
 
     tensor: Tensor
 

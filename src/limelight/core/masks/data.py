@@ -21,7 +21,10 @@ _MOST_LENGTHS = 64  # reading more of them to look up a lowered mask costs as mu
 class Padding(Mask):
     """``key < length``: each batch element has its own number of real keys, the rest is padding.
 
-    With ``left`` the padding comes first, and the real keys are the last ones.
+    Args:
+        lengths: the number of real keys, at most that of all keys: one for all batch elements, or one for each,
+            ``(batch,)``.
+        left: the padding comes first, and the real keys are the last ones: ``key ≥ M - length``.
 
     >>> print(Padding([2, 3]).dense(1, 3).int().flatten(1))
     tensor([[1, 1, 0],
@@ -29,6 +32,7 @@ class Padding(Mask):
     >>> print(Padding([2, 3], left=True).dense(1, 3).int().flatten(1))
     tensor([[0, 1, 1],
             [1, 1, 1]], dtype=torch.int32)
+
     """
 
     lengths: int | Sequence[int] | Tensor
@@ -85,9 +89,12 @@ class Padding(Mask):
 class Documents(Mask):
     """``id of the query = id of the key``: packed sequences, each of which sees only itself.
 
-    ``ids`` names the document of every key, ``(M,)`` or ``(batch, M)``. The queries are the last ``N`` of
-    them unless ``queries``, ``(N,)`` or ``(batch, N)``, names theirs (cross-attention between packed
-    sources and packed targets). The tokens of a document are expected to stand together.
+    The tokens of a document are expected to stand together.
+
+    Args:
+        ids: a whole number for the document of each key, ``(M,)`` or ``(batch, M)``.
+        queries: the same for each query, ``(N,)`` or ``(batch, N)``, as in cross-attention between packed sources and
+            packed targets; the queries are the last ``N`` keys unless given.
 
     >>> print(Documents(torch.tensor([7, 7, 7, 8, 8])))
     Documents([7, 7, 7, 8, 8]), 5 queries × 5 keys
@@ -96,6 +103,7 @@ class Documents(Mask):
     ■ ■ ■ · ·
     · · · ■ ■
     · · · ■ ■
+
     """
 
     fixes_keys = True
@@ -161,7 +169,18 @@ def _id_rows(name: str, ids: Sequence[int] | Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dense(Mask):
-    """Any boolean tensor that broadcasts to ``(batch, heads, N, M)``; True means attend."""
+    """``tensor[batch, head, query, key]``: any boolean tensor; True means attend.
+
+    Args:
+        tensor: booleans that broadcast to ``(batch, heads, N, M)``, such as ``(N, M)`` or ``(batch, 1, 1, M)``. Large
+            parts of it that are False are not computed.
+
+    >>> print(Dense(torch.eye(2).bool()))
+    Dense(<(2, 2) bool>), 2 queries × 2 keys
+    ■ ·
+    · ■
+
+    """
 
     fixes_keys = True
     tensor: Tensor

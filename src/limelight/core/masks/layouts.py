@@ -19,15 +19,18 @@ from limelight.core.spans import runs
 class Blocks(Mask):
     """``layout[position // block, key // block]``: any pattern of square blocks of ``block`` positions.
 
-    The layout is a boolean tensor ``(rows, columns)`` that may have leading axes ``(batch, heads)``. Both its axes
-    count positions from the first key, so it has a row and a column for every block of keys, and may have more. With
-    fewer queries than keys, as in a cache, the queries use the rows of their positions.
+    Args:
+        layout: booleans ``(rows, columns)``, with leading axes ``(batch, heads)`` where they differ. Both axes count
+            positions from the first key, so there is a row and a column for every block of keys, and may be more.
+            With fewer queries than keys, as in a cache, the queries use the rows of their positions.
+        block: the number of positions along a side of a block, such as 64.
 
     >>> print(Blocks(torch.tensor([[True, False], [True, True]]), 2).dense(4).int())
     tensor([[1, 1, 0, 0],
             [1, 1, 0, 0],
             [1, 1, 1, 1],
             [1, 1, 1, 1]], dtype=torch.int32)
+
     """
 
     layout: Tensor
@@ -86,8 +89,14 @@ class RandomBlocks(Mask):
     Blocks are drawn among all blocks of the keys, from ``seed`` and their number alone. For a cache, whose number of
     keys grows, fix the layout for the longest text: ``Blocks(RandomBlocks(64, 3).layout(4096), 64)``.
 
+    Args:
+        block: the number of positions along a side of a block, such as 64.
+        count: the number of blocks of keys that each block of queries sees; all of them where there are fewer.
+        seed: the seed of the draws, 0 or more.
+
     >>> RandomBlocks(2, 1, seed=5).layout(8).sum(1)
     tensor([1, 1, 1, 1])
+
     """
 
     block: int
@@ -100,7 +109,7 @@ class RandomBlocks(Mask):
         object.__setattr__(self, "seed", check_whole("RandomBlocks", "seed", self.seed))
 
     def chosen(self, M: int) -> Tensor:
-        """The blocks of keys of every block of queries, ``(blocks, count)``, for ``M`` keys.
+        """Return the numbers of the blocks of keys of every block of queries, ``(blocks, count)``, for ``M`` keys.
 
         Floyd's sampling: of the blocks up to ``last``, draw one, or take ``last`` where that was drawn before.
         """
@@ -116,7 +125,7 @@ class RandomBlocks(Mask):
         return torch.stack(chosen, 1) if chosen else rows.new_zeros(blocks, 0)
 
     def layout(self, M: int) -> Tensor:
-        """The pattern for ``M`` keys as the layout of ``Blocks``, ``(blocks, blocks)``."""
+        """Return the pattern for ``M`` keys as booleans ``(blocks, blocks)``, the layout of ``Blocks``."""
         chosen = self.chosen(M)
         empty = torch.zeros(len(chosen), len(chosen), dtype=torch.bool)
         return empty.scatter(1, chosen, True)

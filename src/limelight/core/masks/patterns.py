@@ -63,8 +63,15 @@ def patterns(n: int = 12) -> Patterns:
 
     What a mask forbids is not computed, so that the cost of a pattern is the number of its pairs.
 
+    Args:
+        n: the number of tokens, from 1 to 64.
+
+    Returns:
+        A list of patterns with ``name``, ``mask`` (None for full attention) and ``pairs``.
+
     >>> print(patterns(4)[1].pairs)
     10
+
     """
     n = check_whole("patterns", "n", n)
     if not 1 <= n <= _LARGEST:

@@ -41,13 +41,20 @@ class Causal(Mask):
 
 @dataclass(frozen=True)
 class Window(Mask):
-    """``position - left ≤ key ≤ position + right``; ``right`` is ``left`` unless given.
+    """``position - left ≤ key ≤ position + right``: the keys near a query, itself included.
+
+    ``Window(256, 0)`` and ``Causal() & Window(256)`` are the same: the query's own key and the 256 before it.
+
+    Args:
+        left: the number of keys before the query's own.
+        right: the number of keys after it; ``left`` unless given.
 
     >>> print(Window(1).dense(4).int())
     tensor([[1, 1, 0, 0],
             [1, 1, 1, 0],
             [0, 1, 1, 1],
             [0, 0, 1, 1]], dtype=torch.int32)
+
     """
 
     left: int
@@ -91,7 +98,16 @@ class Window(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class First(Mask):
-    """``key < n``: the first ``n`` keys, such as attention sinks or global tokens. ``n`` may differ by batch."""
+    """``key < n``: the first ``n`` keys, such as attention sinks; ``Window(256) | First(4)`` keeps them in sight.
+
+    Args:
+        n: the number of keys: one for all batch elements, or one for each, ``(batch,)``.
+
+    >>> print(First(1).dense(2, 3).int())
+    tensor([[1, 0, 0],
+            [1, 0, 0]], dtype=torch.int32)
+
+    """
 
     n: int | Sequence[int] | Tensor
     _n: Tensor = field(init=False)
@@ -120,7 +136,17 @@ class First(Mask):
 
 
 class Prefix(First):
-    """``key < n or key ≤ position``: a prefix that all may see, causal after it (prefix-LM)."""
+    """``key < n or key ≤ position``: a prefix that all may see, causal after it (prefix-LM).
+
+    Args:
+        n: the length of the prefix: one for all batch elements, or one for each, ``(batch,)``.
+
+    >>> print(Prefix(2).dense(3).int())
+    tensor([[1, 1, 0],
+            [1, 1, 0],
+            [1, 1, 1]], dtype=torch.int32)
+
+    """
 
     def allows(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
         return super().allows(i, j, N, M) | (j <= positions(i, N, M))

@@ -23,13 +23,18 @@ _SHOWN = 24  # positions that are written out
 class Strided(Mask):
     """``position - key`` is a multiple of ``stride``: every ``stride``-th key, in both directions (Child et al., 2019).
 
-    Combine it with ``Causal()`` for the past alone, and with ``Window`` for the neighbours.
+    Combine it with ``Causal()`` for the past alone, and with ``Window`` for the neighbours:
+    ``Causal() & (Window(128) | Strided(128))``.
+
+    Args:
+        stride: the distance between two keys, 1 or more.
 
     >>> print(Strided(3).dense(4).int())
     tensor([[1, 0, 0, 1],
             [0, 1, 0, 0],
             [0, 0, 1, 0],
             [1, 0, 0, 1]], dtype=torch.int32)
+
     """
 
     reorders = True
@@ -60,9 +65,11 @@ class Strided(Mask):
 
 @dataclass(frozen=True)
 class Dilated(Mask):
-    """``window`` keys on each side, ``dilation`` apart: a window with gaps.
+    """``|position - key| ≤ window · dilation``, and a multiple of ``dilation``: a window with gaps.
 
-    ``|position - key| ≤ window · dilation``, and a multiple of ``dilation``.
+    Args:
+        window: the number of keys on each side of the query's own.
+        dilation: the distance between two of them, 1 or more.
 
     >>> print(Dilated(1, 2).dense(5).int())
     tensor([[1, 0, 1, 0, 0],
@@ -70,6 +77,7 @@ class Dilated(Mask):
             [1, 0, 1, 0, 1],
             [0, 1, 0, 1, 0],
             [0, 0, 1, 0, 1]], dtype=torch.int32)
+
     """
 
     reorders = True
@@ -128,14 +136,17 @@ def _check_step(mask: str, name: str, value: object) -> int:
 class Global(Mask):
     """``position`` or ``key`` is one of ``positions``: these tokens see all and are seen by all (Longformer, BigBird).
 
-    Positions count from the first key; those that a cache does not hold yet have no effect. A boolean tensor
-    ``(keys,)`` or ``(batch, keys)`` marks the global tokens of each batch element instead. ``Causal() & Global(…)``
-    leaves what lies in the past.
+    ``Causal() & Global(…)`` leaves what lies in the past.
+
+    Args:
+        positions: the global tokens, counted from the first key, 0; those that a cache does not hold yet have no
+            effect. Or booleans ``(keys,)`` or ``(batch, keys)`` that mark the global tokens of each batch element.
 
     >>> print(Global([1]).dense(3).int())
     tensor([[0, 1, 0],
             [1, 1, 1],
             [0, 1, 0]], dtype=torch.int32)
+
     """
 
     positions: int | Sequence[int] | Tensor

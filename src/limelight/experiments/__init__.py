@@ -29,9 +29,15 @@ def _module(name: str) -> Any:
 
 
 def run(name: str, *, quick: bool = False, seed: int = 0) -> Result:
-    """Run an experiment on one thread; ``quick`` uses fewer seeds, shorter texts and shorter trainings.
+    """Run an experiment and return what it measured.
 
-    One thread is faster for models this small, and results do not depend on the number of cores.
+    It runs on one thread, which is faster for models this small; results do not depend on the number of cores.
+
+    Args:
+        name: a key of ``EXPERIMENTS``, such as ``"worked-example"``.
+        quick: use fewer seeds, shorter texts and shorter trainings.
+        seed: the seed of everything random.
+
     """
     import torch
 
@@ -45,13 +51,13 @@ def run(name: str, *, quick: bool = False, seed: int = 0) -> Result:
 
 
 def lesson(name: str) -> Lesson:
-    """Return the title, equation, method and code to try of an experiment."""
+    """Return the title, equation, method and code to try of an experiment, a key of ``EXPERIMENTS``."""
     found: Lesson = _module(name).LESSON
     return found
 
 
 def draw(result: Result, *, dark: bool = False) -> Figure:
-    """Draw the figure of a result, on light or on dark."""
+    """Draw a result as a figure of matplotlib, for a light or a dark background."""
     from limelight.experiments.figures import styled
 
     module = _module(result.name)

@@ -21,10 +21,17 @@ VERDICTS = (*JUDGED, EXTRA, BUSY, MISSING)
 
 @dataclass(frozen=True)
 class Finding:
-    """One measurement: the claim, the text's value, the measured value and the verdict.
+    """One measurement about a claim.
 
-    ``theirs`` is None where the texts give no value. ``note`` says how the value was measured, or what is right where
-    the text is wrong.
+    Attributes:
+        claim: the number of the claim.
+        what: the quantity that was measured.
+        theirs: its value in the texts; None where they give none.
+        measured: the measured value.
+        verdict: ``"reproduced"``, ``"reproduced in direction"`` or ``"corrected"``; ``"extra, not judged"`` where the
+            texts give no value; or why it was not measured.
+        note: how the value was measured, or what is right where the text is wrong.
+
     """
 
     claim: int

@@ -28,7 +28,10 @@ Heads = int | Sequence[int] | slice | None
 
 
 class Edit:
-    """Base of all edits."""
+    """Base of all edits: changes to the attention of some heads of a layer, which compose with ``+``.
+
+    ``limelight.edit(model, {layer: edit})`` and ``limelight.watch(model, edits={layer: edit})`` apply them.
+    """
 
     heads: Heads
 
@@ -105,10 +108,14 @@ class _Checked(Edit):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Off(_Checked):
-    """The heads add nothing: their output, before the projection W_O, is 0.
+    """Switches heads off: their output, before the projection W_O, is 0.
+
+    Args:
+        heads: the numbers of the heads: one, several, or a slice; all of the layer unless given.
 
     >>> Off(3) + Off([5, 7]), Off(slice(0, 4)), Off()
     (Off(3) + Off([5, 7]), Off(slice(0, 4, None)), Off())
+
     """
 
     heads: Heads = None
@@ -116,7 +123,15 @@ class Off(_Checked):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Only(_Checked):
-    """All other heads of the layer are off."""
+    """Switches all other heads of the layer off.
+
+    Args:
+        heads: the numbers of the heads that stay on: one, several, or a slice.
+
+    >>> Only([0, 3]).chosen(4)  # the heads that are changed
+    [1, 2]
+
+    """
 
     heads: Heads
 
@@ -132,9 +147,13 @@ class Only(_Checked):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mean(_Checked):
-    """The heads add their mean output over the queries of a reference record, whatever they attend to.
+    """Replaces the output of heads by their mean output in another run, whatever they attend to in this one.
 
-    The reference is a record of ``watch(model, values=True)`` of the same model.
+    Args:
+        heads: the numbers of the heads: one, several, or a slice; None for all of the layer.
+        reference: a record of ``watch(model, values=True)`` of the same model; the mean is over its queries without
+            padding.
+
     """
 
     heads: Heads
@@ -155,14 +174,19 @@ class Mean(_Checked):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Knockout(_Checked):
-    """These pairs of a query and a key may not attend, in addition to those that the model masks.
+    """Forbids pairs of a query and a key, in addition to those that the model masks.
 
     ``Knockout(~ll.Window(8))`` leaves only the keys within 8 tokens. A ``Dense`` mask and a ``Rectangle`` count tokens
     from the beginning of the text, also in the steps of a generation; outside of a dense mask nothing is knocked out.
 
+    Args:
+        mask: the pairs that may not attend, as any mask of limelight: True means that they are knocked out.
+        heads: the numbers of the heads: one, several, or a slice; all of the layer unless given.
+
     >>> import limelight as ll
     >>> Knockout(~ll.Window(8), heads=[1, 2])
     Knockout(~Window(8), heads=[1, 2])
+
     """
 
     mask: Mask
@@ -181,10 +205,15 @@ class Knockout(_Checked):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Temperature(_Checked):
-    """The logits of the heads are divided by ``t``: a number, or one for each of the heads.
+    """Divides the logits of heads by a temperature: above 1 flattens their weights, below 1 sharpens them.
+
+    Args:
+        t: the temperature, above 0: one for all of the heads, or one for each.
+        heads: the numbers of the heads: one, several, or a slice; all of the layer unless given.
 
     >>> Temperature([0.5, 2.0], heads=[0, 3])
     Temperature([0.5, 2.0], heads=[0, 3])
+
     """
 
     t: float | Sequence[float] | Tensor
@@ -214,11 +243,16 @@ class Temperature(_Checked):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Bias(_Checked):
-    """A bias is added to the logits of the heads: one for all of them, or one for each, as any bias of limelight.
+    """Adds a bias to the logits of heads.
+
+    Args:
+        bias: any bias of limelight: for one head (then all have it), for the chosen heads, or for all of the layer.
+        heads: the numbers of the heads: one, several, or a slice; all of the layer unless given.
 
     >>> import limelight as ll
     >>> Bias(ll.ALiBi(4))
     Bias(ALiBi(4))
+
     """
 
     bias: AnyBias
@@ -237,10 +271,15 @@ class Bias(_Checked):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pattern(_Checked):
-    """The heads attend as in another run, with the values of this one: ``A of the other run @ v of this one``.
+    """Lets heads attend as in another run, with the values of this one: ``A of the other run @ v of this one``.
 
-    ``weights`` is a record of the other run, of which the layer with the same name is taken, or ``Weights`` of as many
-    heads. Queries and keys are aligned by their position, also in the steps of a generation.
+    Queries and keys are aligned by their position, also in the steps of a generation.
+
+    Args:
+        weights: a record of the other run, of which the layer with the same name is taken, or ``Weights`` of as many
+            heads.
+        heads: the numbers of the heads: one, several, or a slice; all of the layer unless given.
+
     """
 
     weights: Weights | Record
@@ -264,16 +303,23 @@ class Rectangle(Mask):
     In cross-attention the queries are tokens of the target and the keys tokens of the source. Anywhere but in a
     ``Knockout``, a query's number is its position, as for all masks.
 
+    Args:
+        queries: the numbers of the queries, such as ``range(3, 7)``; all unless given.
+        keys: the numbers of the keys; all unless given.
+        shift: the number of a query's token minus the query's position, which an edit sets in the steps of a
+            generation.
+
     >>> print(Rectangle(range(1, 3), range(2)).dense(4).int())
     tensor([[0, 0, 0, 0],
             [1, 1, 0, 0],
             [1, 1, 0, 0],
             [0, 0, 0, 0]], dtype=torch.int32)
+
     """
 
     queries: range | None = None
     keys: range | None = None
-    shift: int = 0  # number of a query's token minus the query's position
+    shift: int = 0
 
     def __post_init__(self) -> None:
         for name in ("queries", "keys"):

@@ -55,7 +55,10 @@ _TELLING = {
 
 
 class Heads(list[dict[str, Any]]):
-    """One dict for each head, which ``pandas.DataFrame`` takes; ``print`` shows a table, ``json()`` returns text."""
+    """The report on heads of ``limelight.lens.heads``: a list of one dict for each, which ``pandas.DataFrame`` takes.
+
+    ``print`` shows it as a table, ``json()`` returns it as text.
+    """
 
     def json(self) -> str:
         """Return the rows as JSON."""

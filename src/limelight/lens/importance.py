@@ -55,6 +55,10 @@ def importance(
         dense: for models that compute attention themselves, as in ``watch``; exact only.
         progress: wraps the list of layers while they are worked through, such as ``tqdm.tqdm``.
 
+    Returns:
+        A list of one dict for each head (or layer), with ``module``, ``stack``, ``kind``, ``layer``, ``head`` and
+        ``effect``, the metric with the edit minus the metric without; with ``"both"`` also ``estimate``.
+
     >>> import torch, limelight as ll
     >>> layer = ll.nn.MultiHeadAttention(32, 4)
     >>> found = importance(layer, torch.randn(1, 7, 32), metric=lambda y: y[0, -1, 0])

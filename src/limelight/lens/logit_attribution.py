@@ -47,7 +47,10 @@ _ACTIVATIONS = {
 
 
 class LogitAttribution(list[dict[str, Any]]):
-    """One dict for each head, with its part of the logit; ``parts[n]`` has that of each source token of row n.
+    """The parts of a logit, of ``limelight.lens.logit_attribution``: a list of one dict for each head.
+
+    A row has ``module``, ``stack``, ``kind``, ``layer``, ``head``, the head's ``part`` of the logit, the ``source``
+    token with the largest part of that, and this part, ``of_source``. ``print`` shows the largest as a table.
 
     Attributes:
         token: the token whose logit it is.

@@ -69,13 +69,24 @@ def heads(
     *,
     progress: Callable[[Sequence[str]], Any] = iter,
 ) -> Heads:
-    """Report on every head of a record: twelve measures and a label (see ``limelight.lens.report``).
+    """Report on every head of a record: twelve measures and a label, which ``help(limelight.lens.report)`` defines.
 
     Args:
         record: a record of ``watch``.
         tokens: the tokens of the text, or a list of them for each text of the batch, or ``{"encoder": …, "decoder":
             …}`` of these; needed for ``separators``.
         progress: wraps the list of module names while they are worked through, such as ``tqdm.tqdm``.
+
+    Returns:
+        A list of one dict for each head, with ``module``, ``stack``, ``kind``, ``layer``, ``head``, the measures and
+        ``label``; ``print`` shows it as a table.
+
+    >>> import limelight as ll
+    >>> layer = ll.nn.MultiHeadAttention(8, 2)
+    >>> with ll.watch(layer) as record:
+    ...     _ = layer(torch.randn(1, 5, 8))
+    >>> [(row["head"], row["kind"]) for row in heads(record)]
+    [(0, 'self'), (1, 'self')]
 
     """
     named = tokens if isinstance(tokens, Mapping) else {"encoder": tokens, "decoder": tokens}

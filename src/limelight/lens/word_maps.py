@@ -38,7 +38,14 @@ class WordMaps:
         return self.maps[at].sum(0)
 
     def show(self, image: Any = None, words: Sequence[str] | None = None, *, on: Any = "terminal") -> Any:
-        """Draw the heat of each word, or of some, over a picture, on a terminal, a ``rich`` console or a figure."""
+        """Draw the heat of each word over a picture.
+
+        Args:
+            image: the picture: a file, one of Pillow, an array or a tensor; the heat alone is drawn without it.
+            words: the words to draw; all unless given.
+            on: ``"terminal"``, a ``rich`` console, or ``"figure"`` for a figure of matplotlib, which is returned.
+
+        """
         from limelight.viz.images import Panel, as_pixels, draw_over
 
         chosen = zip(self.words, self.maps, strict=True) if words is None else ((w, self[w]) for w in words)

@@ -109,7 +109,7 @@ class Weights:
         raise NotImplementedError
 
     def changed(self, **options: Any) -> Weights:
-        """Return the matrix of the same queries and keys with other options of ``weights``.
+        """Return the matrix of the same queries and keys with other options of ``weights``; those not given stay.
 
         >>> import torch, limelight as ll
         >>> A = ll.weights(torch.eye(2)[None], torch.eye(2)[None])
@@ -148,7 +148,7 @@ class Weights:
         raise NotImplementedError
 
     def restricted(self, mask: Mask) -> Weights:
-        """The same matrix with a further mask: ``changed(mask=self.mask & mask)``."""
+        """Return the same matrix with a further mask: ``changed(mask=self.mask & mask)``."""
         return self.changed(mask=mask if self.mask is None else self.mask & mask)
 
     def _place(self, batch: int | tuple[int, ...], head: int | None) -> tuple[int, int | None]:
@@ -194,7 +194,9 @@ class Weights:
         raise NotImplementedError
 
     def attribution(self, v: Tensor, dout: Tensor) -> Attribution:
-        """``A ∘ (dO vᵀ)``: attention times its gradient, for the gradient ``dout`` of a loss by the output ``A v``.
+        """``A ∘ (dO vᵀ)``: attention times its gradient, for values ``v (…, Hkv, keys, width)``.
+
+        ``dout (…, heads, queries, width)`` is the gradient of a loss by the output ``A v``.
 
         >>> import torch, limelight as ll
         >>> A = ll.weights(torch.randn(2, 5, 8), torch.randn(2, 5, 8))
@@ -205,11 +207,11 @@ class Weights:
 
     @property
     def T(self) -> Transposed:
-        """``Aᵀ``, for products from queries back to keys."""
+        """``Aᵀ``: ``A.T @ u`` takes ``u (…, heads, queries, width)`` back to the keys, ``(…, heads, keys, width)``."""
         return Transposed(self)
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        """Attention: ``A v``, ``(…, heads, queries, width)``."""
+        """Attention: ``A v`` of values ``v (…, Hkv, keys, width)``, ``(…, heads, queries, width)``."""
         raise NotImplementedError
 
     def logsumexp(self) -> Tensor:

@@ -96,7 +96,7 @@ class Grid:
         return [*(f"[{x}]" for x in self.before), *patches, *(f"[{x}]" for x in self.after)]
 
     def heat(self, weights: Tensor) -> Tensor:
-        """Return the patches of the last axis of some weights as a picture, ``(…, rows, cols)``."""
+        """Return weights ``(…, tokens)`` of the whole sequence as a picture of the patches, ``(…, rows, cols)``."""
         if weights.shape[-1] != len(self):
             raise ValueError(f"{weights.shape[-1]} tokens do not fit {self}, which has {len(self)}")
         heat: Tensor = weights[..., self.patches].unflatten(-1, (self.rows, self.cols))

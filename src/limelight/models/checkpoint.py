@@ -114,7 +114,7 @@ class _NoRandomNumbers(TorchFunctionMode):
 
 
 def save(model: nn.Module, folder: str | Path) -> None:
-    """Write a model in the format that ``load`` and transformers read."""
+    """Write a model of ``load`` or ``build`` to a folder, in the format that ``load`` and transformers read."""
     config = getattr(model, "config", None)
     if not isinstance(config, Mapping) or config.get("model_type") not in ARCHITECTURES:
         raise ValueError("save: the model has no config of a known architecture; build it with models.build(config)")

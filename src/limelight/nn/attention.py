@@ -118,9 +118,17 @@ class MultiHeadAttention(nn.Module):
         first: int | Tensor = 0,
         **other: NoReturn,
     ) -> Tensor:
-        """Attend from ``x (B, N, width)`` to itself and its cached tokens, or to ``context (B, M, width)``.
+        """Return the output ``(B, N, width)`` of attention from ``x (B, N, width)``.
 
-        ``first`` is the position of the first token of ``x``.
+        Args:
+            x: the tokens that attend, to themselves and to those in the cache unless there is a context.
+            context: the tokens that are attended to in cross-attention, ``(B, M, context_width)``.
+            mask: such as ``Causal()``; all keys unless given.
+            cache: the layer's slot of a cache, such as ``KVCache()[0]``, to which the keys and values of ``x`` are
+                appended. It keeps those of a context for later steps.
+            first: the position of the first token of ``x``, a number or ``(B,)``, for position schemes.
+            **other: refused, with what to write instead.
+
         """
         if other:
             reject_options("MultiHeadAttention", other, ("mask", "cache", "first"))
@@ -132,12 +140,21 @@ class MultiHeadAttention(nn.Module):
         return out
 
     def weights(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None) -> Weights:
-        """Return the attention matrix that ``forward`` multiplies the values by."""
+        """Return the attention matrix ``(B, heads, N, M)`` by which ``forward`` multiplies the values.
+
+        It is that before dropout. The arguments are those of ``forward``.
+
+        >>> MultiHeadAttention(32, 4).weights(torch.randn(3, 5, 32)).entropy().shape
+        torch.Size([3, 4, 5])
+        """
         q, k, _, bias = self._operands(x, context, None, 0)
         return weights(q, k, mask=mask, bias=bias, scale=self.scale)
 
     def heads(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None) -> HeadOutputs:
         """Return each head's output before W_O, and what it adds to the layer's output after it.
+
+        The results are ``outputs (B, heads, N, value width)`` and ``contributions (B, heads, N, width)``. The arguments
+        are those of ``forward``.
 
         >>> layer = MultiHeadAttention(32, 4)
         >>> x = torch.randn(3, 5, 32)
@@ -153,7 +170,10 @@ class MultiHeadAttention(nn.Module):
         return HeadOutputs(outputs, outputs @ W_O)
 
     def attend(self, q: Tensor, k: Any, v: Any, *, mask: Mask | None, bias: Bias | None) -> Tensor:
-        """Compute attention; a recorder replaces this method."""
+        """Return ``softmax(scale · q kᵀ + bias) v``, ``(B, heads, N, value width)``; a recorder replaces this method.
+
+        ``q (B, heads, N, D)``, ``k (B, kv_heads, M, D)`` and ``v (B, kv_heads, M, value width)`` are projected already.
+        """
         if isinstance(k, Int8Rows):
             return attention_int8(q, k, v, mask=mask, bias=bias, scale=self.scale)
         dropout = self.dropout if self.training else 0.0
@@ -204,7 +224,15 @@ class MultiHeadAttention(nn.Module):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
-        """Convert ``nn.MultiheadAttention``; the inverse of ``to_torch``."""
+        """Make a layer with the parameters of an ``nn.MultiheadAttention``, copied; the inverse of ``to_torch``.
+
+        Raises ``ValueError`` for ``add_bias_kv``, ``add_zero_attn``, and keys and values of different widths.
+
+        >>> theirs = nn.MultiheadAttention(32, 4, batch_first=True)
+        >>> x = torch.randn(3, 5, 32)
+        >>> torch.allclose(MultiHeadAttention.from_torch(theirs)(x), theirs(x, x, x)[0], atol=1e-5)
+        True
+        """
         if module.bias_k is not None or module.add_zero_attn:
             raise ValueError("from_torch: nn.MultiheadAttention with add_bias_kv or add_zero_attn cannot be converted")
         width, kdim, vdim = module.embed_dim, module.kdim, module.vdim
@@ -228,7 +256,10 @@ class MultiHeadAttention(nn.Module):
         return ours.to(module.out_proj.weight).train(module.training)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """Convert to ``nn.MultiheadAttention(batch_first=True)``; raises ``ValueError`` if it has no counterpart."""
+        """Make an ``nn.MultiheadAttention(batch_first=True)`` with the same parameters, copied.
+
+        Raises ``ValueError`` for what that does not have: grouped heads, other widths or scales, norms, positions.
+        """
         width, head_width = self.out.out_features, self.query.out_features // self.num_heads
         plain = self.kv_heads == self.num_heads and head_width * self.num_heads == width == self.value.out_features
         plain = plain and self.scale == head_width**-0.5 and (self.query.bias is None) == (self.out.bias is None)

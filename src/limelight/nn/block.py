@@ -91,7 +91,17 @@ class Block(nn.Module):
         cache: Slot | None = None,
         first: int | Tensor = 0,
     ) -> Tensor:
-        """``x (B, N, width)`` to the same shape; ``first`` is the position of its first token."""
+        """Return the output ``(B, N, width)`` for ``x (B, N, width)``.
+
+        Args:
+            x: the tokens, or with a cache the new ones.
+            context: what cross-attention attends to, ``(B, M, width)``.
+            mask: the mask of self-attention.
+            context_mask: the mask of cross-attention.
+            cache: the layer's slot of a cache, such as ``KVCache()[0]``.
+            first: the position of the first token of ``x``, a number or ``(B,)``.
+
+        """
 
         def attend(x: Tensor) -> Tensor:
             y: Tensor = self.attention(x, mask=mask, cache=cache, first=first)

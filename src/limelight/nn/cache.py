@@ -101,7 +101,10 @@ class Slot:
 
 
 class KVCache:
-    """Keys and values of all layers of a model.
+    """Keys and values of all layers of a model, so that a step of generation computes those of new tokens alone.
+
+    Give it to each call of a model, ``model(ids, cache=cache)``, with the new tokens; or use one layer's part of it,
+    ``cache[layer]``, directly. It has no gradient.
 
     Args:
         capacity: how many tokens there is room for; without it the buffers double when they are full, so that each
@@ -124,7 +127,7 @@ class KVCache:
         self.missing: Tensor | None = None  # (B,): tokens of padding before each sequence
 
     def expect(self, lengths: Tensor | None) -> None:
-        """Announce the lengths ``(B,)`` of the sequences of the first batch, which have padding before them."""
+        """Announce the lengths ``(B,)`` of sequences that have padding before them; None where none has."""
         if lengths is not None and not self._keeps_all:
             raise ValueError(
                 f"{type(self).__name__}: sequences of different lengths need a KVCache, which drops nothing"
@@ -153,7 +156,7 @@ class KVCache:
         return self.slots[0].count if self.slots else 0
 
     def begin(self, n: int) -> int:
-        """Make room for ``n`` new tokens in every layer and return how many keys there will be."""
+        """Make room for ``n`` new tokens in every layer and return how many keys their queries may attend to."""
         return max((slot.begin(n) for slot in self.slots), default=n)
 
     def first(self) -> int | Tensor:
@@ -165,7 +168,7 @@ class KVCache:
         return None if self.missing is None else Padding(self.count + n - self.missing, left=True)
 
     def reorder(self, index: Tensor) -> None:
-        """Keep these batch elements, in this order, as beam search needs."""
+        """Keep the batch elements ``index``, whole numbers in their new order, as beam search needs."""
         for slot in self.slots:
             slot.select(index)
         if self.missing is not None:
@@ -185,7 +188,7 @@ class KVCache:
         save_file(held, file, metadata={"kind": self._kind()})
 
     def restore(self, file: str | Path) -> None:
-        """Read what a cache of the same kind has saved."""
+        """Take over what a cache of the same class and sizes has saved; what this one held is dropped."""
         with safe_open(file, "pt") as found:
             kind = (found.metadata() or {}).get("kind")
         if kind != self._kind():
@@ -241,10 +244,15 @@ class WindowSlot(Slot):
 
 
 class WindowCache(KVCache):
-    """The first ``first`` tokens and the last ``window``: constant memory, however long the stream.
+    """A cache of the first tokens and the last ones: constant memory, however long the stream.
 
     The results are those of ``Causal() & (Window(window - 1, 0) | First(first))`` without a cache. A bias by
     distance, or a window of the model itself, counts the tokens that are kept: dropped ones do not add to it.
+
+    Args:
+        window: how many of the last tokens are kept.
+        first: how many of the first tokens are kept, on which attention rests (StreamingLLM).
+
     """
 
     _keeps_all = False
@@ -314,10 +322,15 @@ class HeavyHitterSlot(Slot):
 
 
 class HeavyHitterCache(KVCache):
-    """About ``size`` keys of each head: those that received the most attention so far, and the last ``recent``.
+    """A cache of the keys that received the most attention so far, and of the last ones; each head keeps its own (H2O).
 
     The attention that keys receive comes from ``Weights.received``, which makes nothing of size n × n. A bias by
     distance counts the keys that are kept.
+
+    Args:
+        size: how many keys each head keeps; an eighth more before some are dropped.
+        recent: how many of them are the last ones; half unless given.
+
     """
 
     _keeps_all = False
@@ -347,6 +360,10 @@ class ByteCache(KVCache):
     """A ``KVCache`` in a quarter of the memory: keys and values as 8-bit integers, with one scale for each row.
 
     The kernels read the integers directly. A number is off by at most 1/254 of the largest in its row.
+
+    Args:
+        capacity: as in ``KVCache``.
+
     """
 
     def _new_slot(self) -> Slot:

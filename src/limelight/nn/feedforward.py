@@ -18,8 +18,17 @@ from limelight.nn.linear import Linear, project
 class FeedForward(nn.Module):
     """``activation(x W₁) W₂``, or gated, ``(activation(x W_G) ∘ x W₁) W₂``: SwiGLU with ``F.silu``.
 
+    Args:
+        width: the width of ``x`` and of the output.
+        hidden: the width between W₁ and W₂, often ``4 · width``.
+        activation: a function of tensors such as ``F.relu``.
+        gated: multiply by a second projection.
+        bias: whether the projections add a bias.
+        dropout: share of the hidden features that is dropped in training.
+
     >>> FeedForward(8, 32, F.silu, gated=True, bias=False)(torch.randn(3, 5, 8)).shape
     torch.Size([3, 5, 8])
+
     """
 
     @explain_arguments("FeedForward(width, hidden), such as FeedForward(32, 128)")

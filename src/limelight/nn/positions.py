@@ -31,18 +31,28 @@ def steps_from(first: int | Tensor, n: int, device: torch.device) -> Tensor:
 
 
 class Positions(nn.Module):
-    """Base class of all schemes, and the scheme that does nothing."""
+    """Base class of all schemes, and the scheme that does nothing.
+
+    Give a scheme that adds to embeddings (``Sinusoidal``, ``Learned``) to ``nn.Embedding``, and any other to
+    ``nn.MultiHeadAttention``.
+    """
 
     def embed(self, x: Tensor, first: int | Tensor = 0) -> Tensor:
-        """Return embeddings ``(B, N, width)`` with their positions added."""
+        """Return embeddings ``(B, N, width)`` with their positions added, from ``first`` on: a number or ``(B,)``."""
         return x
 
     def place(
         self, q: Tensor, k: Tensor, first: int | Tensor = 0, *, keys: int, scale: float
     ) -> tuple[Tensor, Tensor, Bias | None]:
-        """Return queries and keys ``(B, H, N, D)`` with their positions applied, and a bias of the logits.
+        """Return queries and keys with their positions applied, and a bias of the logits or None.
 
-        ``keys`` is the number of keys, with those in a cache, and ``scale`` the factor of the scores.
+        Args:
+            q: the queries of new tokens, ``(B, H, N, D)``.
+            k: their keys, ``(B, Hkv, N, D)``.
+            first: the position of the first of them, a number or ``(B,)``.
+            keys: the number of keys, with those in a cache.
+            scale: the factor of the scores.
+
         """
         return q, k, None
 
@@ -55,7 +65,7 @@ def _check_positive(where: str, **values: float) -> None:
 
 
 def sinusoids(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
-    """Return ``sin(p / base^(2i/width))`` and its cosine in alternating columns, ``(…, width)``.
+    """Return ``sin(p / base^(2i/width))`` and its cosine in alternating columns, ``(…, width)``, for positions ``(…)``.
 
     >>> sinusoids(torch.tensor([0, 1]), 4).round(decimals=4)
     tensor([[0.0000, 1.0000, 0.0000, 1.0000],
@@ -71,9 +81,12 @@ def _waves(positions: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:
 
 
 class Sinusoidal(Positions):
-    """``x + sinusoids``, from "Attention is all you need".
+    """``x + sinusoids(position, width)``, from "Attention is all you need".
 
-    ``halves`` puts all sines before all cosines, as in Marian's checkpoints.
+    Args:
+        base: the rates are ``base^(-2i/width)``.
+        halves: put all sines before all cosines, as in Marian's checkpoints.
+
     """
 
     def __init__(self, base: float = 10000.0, halves: bool = False) -> None:
@@ -88,7 +101,14 @@ class Sinusoidal(Positions):
 
 
 class Learned(Positions):
-    """``x + table[position + offset]``, with a learned table for ``count`` positions."""
+    """``x + table[position + offset]``, with a learned table; later positions raise ``ValueError``.
+
+    Args:
+        count: the number of positions.
+        width: the width of the embeddings.
+        offset: rows of the table before that of position 0, as some checkpoints have them.
+
+    """
 
     def __init__(self, count: int, width: int, offset: int = 0) -> None:
         super().__init__()
@@ -106,10 +126,10 @@ class Learned(Positions):
 
 @dataclass(frozen=True)
 class Plain:
-    """Rotary frequencies ``base^(-2i/width)`` without scaling."""
+    """Rotary frequencies ``base^(-2i/width)`` without scaling; base of the other scalings."""
 
     def rates(self, rates: Tensor) -> Tensor:
-        """Return the frequencies that are used, from the unscaled ones."""
+        """Return the frequencies that are used, ``(width / 2,)``, from the unscaled ones."""
         return rates
 
     @property
@@ -120,7 +140,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Interpolated(Plain):
-    """Linear interpolation: positions divided by ``factor``."""
+    """Linear interpolation: positions divided by ``factor``, the length of texts by that in training."""
 
     factor: float
 
@@ -133,12 +153,20 @@ class Interpolated(Plain):
 
 @dataclass(frozen=True)
 class Llama3(Plain):
-    """LLaMA 3.1: low frequencies are divided by ``factor``, high ones kept, those between interpolated smoothly."""
+    """LLaMA 3.1: low frequencies are divided by ``factor``, high ones kept, those between interpolated smoothly.
+
+    Args:
+        factor: how much longer texts may be than in training.
+        low: frequencies of fewer full turns over ``trained`` positions are divided.
+        high: frequencies of more turns are kept.
+        trained: the number of positions in training.
+
+    """
 
     factor: float
     low: float
     high: float
-    trained: int  # positions in training
+    trained: int
 
     def __post_init__(self) -> None:
         _check_positive("Llama3", factor=self.factor, low=self.low, trained=self.trained)
@@ -153,16 +181,28 @@ class Llama3(Plain):
 
 @dataclass(frozen=True)
 class Yarn(Plain):
-    """YaRN: a ramp over the features from kept (``fast`` turns in training) to interpolated (``slow`` turns)."""
+    """YaRN: a ramp over the features from kept (``fast`` turns in training) to interpolated (``slow`` turns).
+
+    Args:
+        factor: how much longer texts may be than in training.
+        trained: the number of positions in training.
+        base: that of ``Rotary``.
+        fast: features with at least so many full turns over ``trained`` positions are kept.
+        slow: features with at most so many turns are divided by ``factor``.
+        truncate: round the ends of the ramp outwards to whole features.
+        attention: factor of the rotated vectors; ``0.1 · log(factor) + 1`` unless given.
+        sizes: ``mscale`` and ``mscale_all_dim`` of DeepSeek's configurations, which change that factor.
+
+    """
 
     factor: float
-    trained: int  # positions in training
+    trained: int
     base: float
     fast: float = 32.0
     slow: float = 1.0
     truncate: bool = True
     attention: float | None = None
-    sizes: tuple[float, float] | None = None  # mscale and mscale_all_dim of DeepSeek
+    sizes: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         _check_positive("Yarn", factor=self.factor, trained=self.trained, fast=self.fast, slow=self.slow)
@@ -237,7 +277,7 @@ class Rotary(Positions):
         return (angle.cos() * self.scaling.size).to(dtype), (angle.sin() * self.scaling.size).to(dtype)
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return ``x (B, H, N, D)`` with its first features rotated."""
+        """Return ``x (B, H, N, D)`` with its first ``width`` features rotated by angles of ``angles``."""
         turned, rest = x[..., : self.width], x[..., self.width :]
         if self.interleaved:
             a, b = turned[..., 0::2], turned[..., 1::2]
@@ -262,7 +302,8 @@ class Rotary(Positions):
 class ALiBiPositions(Positions):
     """The position scheme that adds the bias ``ALiBi``, ``-slope · distance``, to the logits.
 
-    Its public name is ``limelight.positions.ALiBi``; ``limelight.ALiBi`` is the bias itself.
+    Its public name is ``limelight.positions.ALiBi``; ``limelight.ALiBi`` is the bias itself. ``heads`` is the number of
+    query heads, or a slope for each, ``(heads,)``.
     """
 
     def __init__(self, heads: int) -> None:
@@ -279,10 +320,15 @@ ALiBi = ALiBiPositions
 
 
 class T5(Positions):
-    """A learned bias for each bucket of distances; layers may share the module.
+    """``table[bucket(key - position), head]``: a learned bias by distance; layers may share the module.
 
-    ``two_sided`` separates earlier from later keys; a decoder, which has no later keys, uses all buckets for earlier
-    ones.
+    Args:
+        heads: the number of query heads.
+        buckets: the number of buckets, half of which have one distance each; the others grow logarithmically.
+        max_distance: all distances from this on share a bucket.
+        two_sided: separate earlier from later keys; a decoder, which has no later keys, uses all buckets for earlier
+            ones.
+
     """
 
     def __init__(self, heads: int, buckets: int = 32, max_distance: int = 128, two_sided: bool = True) -> None:
@@ -307,6 +353,12 @@ class XL(Positions):
     """Transformer-XL: ``(q + u) · k + (q + v) · r(distance)``, with ``r`` a projection of sinusoids.
 
     The second term is a dense bias: a matrix of the size of the weights.
+
+    Args:
+        heads: the number of heads; keys have as many.
+        head_width: the width of queries and keys.
+        width: the width of the sinusoids.
+
     """
 
     def __init__(self, heads: int, head_width: int, width: int) -> None:

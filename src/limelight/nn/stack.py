@@ -31,7 +31,21 @@ from limelight.nn.positions import XL, Positions
 
 
 class Embedding(nn.Module):
-    """``norm(scale · table[ids] + positions + segment)``: token ids to vectors."""
+    """``norm(scale · table[ids] + positions + segment)``: token ids to vectors.
+
+    Args:
+        vocabulary: the number of tokens.
+        width: the width of the vectors.
+        positions: a scheme that adds to embeddings, such as ``positions.Sinusoidal()`` or ``Learned(count, width)``.
+        segments: the number of kinds of segments (BERT's sentences A and B), each with a learned vector; 0 for none.
+        norm: a norm of the sum, such as ``nn.LayerNorm(width)``.
+        scale: factor of the table's vectors, such as ``width ** 0.5`` in the original Transformer.
+        dropout: share of the result that is dropped in training.
+
+    >>> Embedding(1000, 32)(torch.tensor([[5, 7, 11]])).shape
+    torch.Size([1, 3, 32])
+
+    """
 
     @explain_arguments("Embedding(vocabulary, width), such as Embedding(1000, 32)")
     def __init__(
@@ -56,7 +70,11 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(check_number(f"{who}: dropout", dropout))
 
     def forward(self, ids: Tensor, first: int | Tensor = 0, segments: Tensor | None = None) -> Tensor:
-        """``ids (B, N)`` to ``(B, N, width)``; ``first`` is the position of the first token."""
+        """Return the vectors ``(B, N, width)`` of token ids ``(B, N)``.
+
+        ``first`` is the position of the first token, a number or ``(B,)``; ``segments (B, N)`` are the numbers of the
+        segments, all 0 unless given.
+        """
         if not isinstance(ids, Tensor):
             raise TypeError(f"give token ids as a tensor (batch, length) of whole numbers, not {describe(ids)}")
         if ids.ndim != 2 or ids.is_floating_point():
@@ -97,6 +115,11 @@ class Encoder(nn.Module):
 
     In a batch with ``Padding`` nothing is computed for padding: the sequences are packed into one row, in which each
     attends to itself alone. The output at positions of padding has no meaning.
+
+    Args:
+        blocks: the blocks, the first first; all of one width.
+        norm: a norm of the last block's output, such as ``nn.LayerNorm(width)``, which blocks of order ``"pre"`` need.
+
     """
 
     @explain_arguments(f"Encoder([{BLOCK} for _ in range(6)])")
@@ -109,7 +132,7 @@ class Encoder(nn.Module):
         self._packs = not any(isinstance(module, XL) for module in self.modules())
 
     def forward(self, x: Tensor, *, mask: Mask | None = None) -> Tensor:
-        """``x (B, N, width)`` to the same shape."""
+        """Return the output ``(B, N, width)`` for ``x (B, N, width)``; ``mask`` is for all blocks."""
         check_sequence("x", x)
         B, N, _ = x.shape
         if isinstance(mask, Padding) and not mask.left and self._packs and B > 1 and not is_traced():
@@ -130,9 +153,15 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Blocks in which a token attends to itself and earlier tokens: ``mask`` is ``Causal()`` unless given.
+    """Blocks in which a token attends to itself and earlier tokens, and an optional norm at the end.
 
-    ``patterns`` has for each block a mask that is combined with ``mask`` by ``&``, or None.
+    Args:
+        blocks: the blocks, the first first; all of one width. With ``cross`` they also attend to a context.
+        norm: a norm of the last block's output, such as ``nn.LayerNorm(width)``, which blocks of order ``"pre"`` need.
+        mask: the mask of all blocks; ``Causal()`` unless given.
+        patterns: for each block a further mask, such as ``Window(256)``, that is combined with ``mask`` by ``&``, or
+            None.
+
     """
 
     @explain_arguments(f"Decoder([{BLOCK} for _ in range(6)])")
@@ -166,7 +195,17 @@ class Decoder(nn.Module):
         cache: KVCache | None = None,
         first: int | Tensor = 0,
     ) -> Tensor:
-        """``x (B, N, width)`` to the same shape; with a cache, ``x`` holds new tokens, from position ``first`` on."""
+        """Return the output ``(B, N, width)`` for ``x (B, N, width)``.
+
+        Args:
+            x: the tokens, or with a cache the new ones.
+            context: what blocks with cross-attention attend to, ``(B, M, width)``.
+            mask: combined with the decoder's own mask by ``&``.
+            context_mask: the mask of cross-attention, such as the padding of the context.
+            cache: keys and values of earlier tokens, to which those of ``x`` are appended.
+            first: the position of the first token of ``x``, a number or ``(B,)``.
+
+        """
         check_sequence("x", x)
         N = x.shape[1]
         M = N if cache is None else check_cache("forward", cache).begin(N)
@@ -205,7 +244,21 @@ def _width(layer: nn.Module) -> int | None:
 
 
 class LanguageModel(nn.Module):
-    """``head(stack(embedding(ids)))``: logits, or the last hidden states where there is no head."""
+    """``head(stack(embedding(ids)))``: logits, or the last hidden states where there is no head.
+
+    Args:
+        embedding: token ids to vectors.
+        stack: an ``Encoder`` (as BERT) or a ``Decoder`` (as GPT) of the embedding's width.
+        head: hidden states to logits, such as ``TiedHead(embedding.table)``.
+
+    >>> from limelight.nn import FeedForward
+    >>> block = Block(MultiHeadAttention(32, 4), FeedForward(32, 128))
+    >>> embedding = Embedding(1000, 32)
+    >>> model = LanguageModel(embedding, Decoder([block], nn.LayerNorm(32)), TiedHead(embedding.table))
+    >>> model(torch.tensor([[5, 7, 11]])).shape
+    torch.Size([1, 3, 1000])
+
+    """
 
     @explain_arguments(f"LanguageModel(Embedding(1000, 32), Decoder([{BLOCK}]))")
     def __init__(self, embedding: Embedding, stack: Encoder | Decoder, head: nn.Module | None = None) -> None:
@@ -228,10 +281,17 @@ class LanguageModel(nn.Module):
         first: int | Tensor = 0,
         last: bool = False,
     ) -> Tensor:
-        """``ids (B, N)`` to logits ``(B, N, vocabulary)``; with a cache, ``ids`` holds the new tokens.
+        """Return the logits ``(B, N, vocabulary)`` for token ids ``(B, N)``; hidden states where there is no head.
 
-        ``first`` is the position of the first token, a number or ``(B,)``; tokens at negative positions are padding.
-        With a cache it comes from the cache. ``last`` asks for the last token's logits only.
+        Args:
+            ids: the tokens, or with a cache the new ones.
+            mask: such as ``Padding(lengths)``; combined with the stack's own mask.
+            cache: keys and values of earlier tokens, to which those of ``ids`` are appended.
+            segments: the numbers of the tokens' segments, ``(B, N)``, where the embedding has some.
+            first: the position of the first token, a number or ``(B,)``; tokens at negative positions are padding.
+                With a cache it comes from the cache.
+            last: return the last token's logits only, ``(B, 1, vocabulary)``.
+
         """
         if cache is not None and isinstance(mask, Padding):
             raise ValueError("a cache needs padding on the left; models.generate(…, mask=Padding(lengths)) arranges it")
@@ -252,7 +312,16 @@ def _logits(x: Tensor, head: Callable[[Tensor], Tensor] | None, last: bool) -> T
 
 
 class Seq2Seq(nn.Module):
-    """An encoder of the source, and a decoder of the target with cross-attention to the encoder's output."""
+    """An encoder of the source, and a decoder of the target with cross-attention to the encoder's output.
+
+    Args:
+        source: the embedding of the source's token ids.
+        encoder: the encoder.
+        target: the embedding of the target's token ids; it may be that of the source.
+        decoder: the decoder, whose blocks have cross-attention.
+        head: hidden states to logits, such as ``TiedHead(target.table)``; hidden states are returned without one.
+
+    """
 
     @explain_arguments("Seq2Seq(Embedding(…), Encoder(…), Embedding(…), Decoder(…))")
     def __init__(
@@ -273,7 +342,7 @@ class Seq2Seq(nn.Module):
         self.never: tuple[int, ...] = ()  # ids of tokens that are never generated
 
     def encode(self, ids: Tensor, *, mask: Mask | None = None) -> Tensor:
-        """Return the encoder's output, ``(B, M, width)``, which the decoder attends to."""
+        """Return the encoder's output ``(B, M, width)`` for source ids ``(B, M)``, which the decoder attends to."""
         context: Tensor = self.encoder(self.source(ids), mask=mask)
         return context
 
@@ -287,7 +356,11 @@ class Seq2Seq(nn.Module):
         cache: KVCache | None = None,
         last: bool = False,
     ) -> Tensor:
-        """Return the logits for the target so far, or for its new tokens if there is a cache."""
+        """Return the logits ``(B, N, vocabulary)`` for target ids ``(B, N)``: all so far, or with a cache the new ones.
+
+        ``context (B, M, width)`` is what ``encode`` returned and ``context_mask`` its padding; ``mask`` is that of the
+        target. ``last`` asks for the last token's logits only.
+        """
         first = 0 if cache is None else check_cache("decode", cache).first()
         x = self.target(ids, first)
         x = self.decoder(x, context, mask=mask, context_mask=context_mask, cache=cache, first=first)
@@ -301,7 +374,14 @@ class Seq2Seq(nn.Module):
 
 
 class TiedHead(nn.Module):
-    """``scale · x · tableᵀ (+ bias)``: logits from the embedding's table."""
+    """``scale · x · tableᵀ (+ bias)``: logits from the embedding's table.
+
+    Args:
+        table: ``embedding.table``, whose weights ``(vocabulary, width)`` are shared.
+        bias: add a learned number for each token.
+        scale: factor of ``x``.
+
+    """
 
     @explain_arguments("TiedHead(embedding.table)")
     def __init__(self, table: nn.Embedding, *, bias: bool = False, scale: float = 1.0) -> None:

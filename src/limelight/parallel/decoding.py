@@ -25,8 +25,14 @@ if TYPE_CHECKING:
 class SpreadCache:
     """Keys and values of one layer, each on one of several processes.
 
-    ``k (…, Hkv, m, D)`` and ``v (…, Hkv, m, Dv)`` are this process's part of a text, cut by ``layout``; new tokens go
-    to the process that holds the fewest. For inference: nothing here has a gradient.
+    New tokens go to the process that holds the fewest. For inference: nothing here has a gradient.
+
+    Args:
+        k: this process's keys of a text, ``(…, Hkv, m, D)``.
+        v: its values, ``(…, Hkv, m, Dv)``.
+        group: a ``ProcessGroup`` or a one-dimensional ``DeviceMesh``; the default group unless given.
+        layout: the positions that each process holds, ``Contiguous()`` unless given.
+
     """
 
     def __init__(self, k: Tensor, v: Tensor, *, group: Any = None, layout: Layout | None = None) -> None:

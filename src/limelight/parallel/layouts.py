@@ -37,7 +37,7 @@ Runs = list[list[Run]]  # one list of runs for every process
 
 
 class Layout:
-    """Base of all layouts."""
+    """Base of all layouts: which positions of a sequence each process holds, as runs in ascending order."""
 
     def cut(self, length: int, processes: int) -> Runs:
         """Return the positions of each process in a sequence of this length, as even as they can be."""
@@ -108,9 +108,19 @@ def positions_of(runs: list[Run]) -> Tensor:
 
 
 def shard(x: Tensor, layout: Layout | None = None, dim: int = -2, group: Any = None) -> Tensor:
-    """Return this process's part of a tensor that every process has whole, cut along ``dim``.
+    """Return this process's part of a tensor that every process has whole.
 
-    ``layout`` is ``Contiguous()`` unless given. Lengths that do not divide give parts that differ by one or two.
+    Args:
+        x: the whole tensor, such as q ``(…, heads, tokens, width)``.
+        layout: the positions that each process holds, ``Contiguous()`` unless given. Lengths that do not divide give
+            parts that differ by one or two.
+        dim: the axis of positions; that of q, k and v unless given.
+        group: a ``ProcessGroup`` or a one-dimensional ``DeviceMesh``; the default group unless given.
+
+    ::
+
+        ids = parallel.shard(ids, parallel.Zigzag(), dim=1)  # (batch, tokens) → (batch, own tokens)
+
     """
     processes = Processes.of(group)
     runs = (layout or Contiguous()).cut(x.shape[dim], processes.size)[processes.rank]
@@ -119,7 +129,7 @@ def shard(x: Tensor, layout: Layout | None = None, dim: int = -2, group: Any = N
 
 
 def unshard(x: Tensor, layout: Layout | None = None, dim: int = -2, group: Any = None) -> Tensor:
-    """Put the parts of all processes together, in order; the inverse of ``shard``.
+    """Put the parts of all processes together, in order; the inverse of ``shard``, whose arguments it has.
 
     Every process gets the whole tensor. In a backward pass it counts once: each process takes its own part of the
     gradient that it has for the whole.

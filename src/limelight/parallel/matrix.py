@@ -53,7 +53,10 @@ def weights(
 
 
 class ParallelWeights(Weights):
-    """The attention matrix of a sequence that several processes share; made by ``limelight.parallel.weights``."""
+    """The attention matrix of a sequence that several processes share; made by ``limelight.parallel.weights``.
+
+    It has the methods of ``limelight.Weights``, which every process calls in the same order.
+    """
 
     __slots__ = ("_is_whole", "_kept", "_shards")
 

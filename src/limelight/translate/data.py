@@ -52,7 +52,7 @@ def read_pairs(file: str | Path, note: Callable[[str], None] = lambda _: None) -
 
 
 def divide(pairs: Sequence[Pair], held_out: int, seed: int) -> tuple[list[Pair], dict[str, list[str]]]:
-    """Divide pairs into those to train on, and ``held_out`` sentences with all of their translations.
+    """Divide pairs at random, by ``seed``, into those to train on and ``held_out`` sentences with their translations.
 
     No sentence of either language is in both parts: a pair that shares its translation with a held-out sentence is in
     neither.

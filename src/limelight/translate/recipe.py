@@ -16,7 +16,40 @@ _MAY_BE_ZERO = ("dropout", "label_smoothing", "consistency", "warm_up", "seed", 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of a training: the same recipe on the same pairs gives the same model."""
+    """The settings of a training: the same recipe on the same pairs gives the same model.
+
+    Args:
+        vocabulary: the number of tokens that are learned, for both languages.
+        width: the width of the model.
+        heads: the number of heads in a layer.
+        encoder_layers: layers of the encoder.
+        decoder_layers: layers of the decoder.
+        hidden: the hidden width of feed-forward layers.
+        dropout: share of each layer's output that is dropped.
+        label_smoothing: share of the target's probability that is spread over all tokens.
+        consistency: weight of the divergence between two passes with different dropout (R-Drop).
+        epochs: passes over the pairs, at most.
+        part: share of the pairs in each epoch.
+        tokens: target tokens in a batch.
+        rate: peak learning rate, after the warm-up; it falls to 0 along a cosine.
+        warm_up: updates in which the rate rises.
+        clip: largest norm of the gradient.
+        average: decay of the moving average of the parameters, which is validated and kept.
+        blend: share of the trained parameters in those that are kept; the rest is those at the start.
+        held_out: sentences that are not used at all, for a test.
+        validated: sentences for the BLEU of every epoch, apart from those that are held out.
+        patience: the training ends after so many epochs without a better BLEU.
+        falling: share of the training, at its end, during which the rate falls.
+        names: share of the pairs with a name on both sides that get another name in an epoch.
+        numbers: the same for numbers.
+        phrases: share of all pairs that get a phrase with a number or a name.
+        quotes: share of all pairs that get quotation marks.
+        joined: share of all pairs that are joined to long sentences.
+        longest: words of a joined sentence, at most.
+        bfloat16: matrix products in bfloat16: twice as fast on processors with matrix units for it.
+        seed: seed of everything random.
+
+    """
 
     vocabulary: int = 5800
     width: int = 256
@@ -26,26 +59,26 @@ class Recipe:
     hidden: int = 768
     dropout: float = 0.1
     label_smoothing: float = 0.1
-    consistency: float = 0.0  # weight of the divergence between two passes with different dropout (R-Drop)
+    consistency: float = 0.0
     epochs: int = 20
-    part: float = 1.0  # share of the pairs in each epoch
-    tokens: int = 2500  # target tokens in a batch
-    rate: float = 1e-3  # peak learning rate, after the warm-up; it falls to 0 along a cosine
+    part: float = 1.0
+    tokens: int = 2500
+    rate: float = 1e-3
     warm_up: int = 1500
-    clip: float = 1.0  # largest norm of the gradient
-    average: float = 0.999  # decay of the moving average of the parameters, which is validated and kept
-    blend: float = 1.0  # share of the trained parameters in those that are kept; the rest is those at the start
+    clip: float = 1.0
+    average: float = 0.999
+    blend: float = 1.0
     held_out: int = 1500
-    validated: int = 300  # sentences for the BLEU of every epoch, apart from those that are held out
-    patience: int = 5  # training ends after so many epochs without a better BLEU
-    falling: float = 1.0  # share of the training, at its end, during which the rate falls
-    names: float = 0.6  # share of the pairs with a name on both sides that get another name in an epoch
-    numbers: float = 0.6  # the same for numbers
-    phrases: float = 0.06  # share of all pairs that get a phrase with a number or a name
-    quotes: float = 0.02  # share of all pairs that get quotation marks
-    joined: float = 0.45  # share of all pairs that are joined to long sentences
-    longest: int = 65  # words of a joined sentence, at most
-    bfloat16: bool = False  # matrix products in bfloat16: twice as fast on processors with matrix units for it
+    validated: int = 300
+    patience: int = 5
+    falling: float = 1.0
+    names: float = 0.6
+    numbers: float = 0.6
+    phrases: float = 0.06
+    quotes: float = 0.02
+    joined: float = 0.45
+    longest: int = 65
+    bfloat16: bool = False
     seed: int = 1
 
     def __post_init__(self) -> None:

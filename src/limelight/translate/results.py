@@ -21,9 +21,15 @@ _FEW = 0.5  # a translation with fewer tokens for each source token has left som
 class Sentence:
     """A sentence and its translation.
 
-    ``changes`` lists numbers, names and quotation marks that are lost: "the number 5 became 50".
-    ``source_tokens`` and ``tokens`` both end with ``</s>``; ``scores`` are the log-probabilities of ``tokens``, each
-    given those before it.
+    Attributes:
+        source: the sentence.
+        text: its translation.
+        source_tokens: the tokens of the sentence, with ``</s>`` at the end.
+        tokens: those of the translation, with ``</s>`` at the end.
+        scores: the log-probability of each of ``tokens``, given those before it.
+        changes: numbers, names and quotation marks that are lost: "the number 5 became 50".
+        record: the attention of every head.
+
     """
 
     source: str
@@ -62,7 +68,14 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Translation:
-    """A translated text: the ``text``, the ``sentences`` that it is made of, and ``notes`` on what was difficult."""
+    """A translated text.
+
+    Attributes:
+        text: the translation.
+        sentences: the sentences that it is made of, each with its tokens, scores and attention.
+        notes: remarks on what was difficult, such as unknown words or numbers that were lost.
+
+    """
 
     text: str
     sentences: list[Sentence]

@@ -33,14 +33,24 @@ from limelight.translate.words import known_words
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a training: after ``step`` updates, ``done`` of ``batches`` of ``epoch``."""
+    """The state of a training after an update.
+
+    Attributes:
+        step: updates so far.
+        epoch: the number of the epoch, from 0.
+        done: batches of the epoch that are done.
+        batches: all batches of the epoch.
+        loss: that of the last batch, in nats a token.
+        tokens: tokens of both languages so far in this run.
+
+    """
 
     step: int
     epoch: int
     done: int
     batches: int
     loss: float
-    tokens: int  # tokens of both languages so far in this run
+    tokens: int
 
 
 @dataclass
@@ -245,7 +255,15 @@ def _needs_sacrebleu() -> None:
 
 
 def bleu(model: Seq2Seq, tokenizer: Tokenizer, references: dict[str, list[str]], beams: int = 1) -> float:
-    """Translate the keys of ``references``, and return their BLEU by sacrebleu."""
+    """Translate the keys of ``references``, and return their BLEU by sacrebleu, from 0 to 100.
+
+    Args:
+        model: the model of a translator.
+        tokenizer: its vocabulary.
+        references: sentences with their translations, as ``divide`` returns them.
+        beams: the number of hypotheses of beam search; 1 takes the likeliest token at every step.
+
+    """
     import sacrebleu
 
     sources = list(references)

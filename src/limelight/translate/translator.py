@@ -51,7 +51,19 @@ _BULLET = re.compile(r"\s*(?:[-–—*•]+|\(?\d{1,3}[.)])\s+")
 
 
 class Translator:
-    """A model with its vocabulary that translates text: ``t("The cat is sleeping.").text``."""
+    """A model with its vocabulary that translates text; ``limelight.translate.load()`` makes one.
+
+    Args:
+        model: an encoder-decoder.
+        tokenizer: its vocabulary, of the tokenizers library.
+        words: the English words that the model knows; other words with a capital are names, which it copies.
+        stand_ins: names that the model knows by heart, which stand in for those that it does not know.
+
+    >>> from limelight import translate
+    >>> translate.load()("The cat is sleeping.").text
+    'Le chat dort.'
+
+    """
 
     def __init__(
         self,
@@ -60,11 +72,6 @@ class Translator:
         words: frozenset[str] | None = None,
         stand_ins: StandIns | None = None,
     ) -> None:
-        """Make a translator.
-
-        ``words`` are the English words that the model knows; other words with a capital are names, which it copies.
-        ``stand_ins`` are names that it knows by heart.
-        """
         self.model, self.tokenizer, self.words = model, tokenizer, words
         self.stand_ins = StandIns() if stand_ins is None else stand_ins
         self._search = PhraseSearch(model, tokenizer)
@@ -73,13 +80,16 @@ class Translator:
         self._padding = vocabulary.number(tokenizer, vocabulary.PADDING)
 
     def __call__(self, text: str, *, beams: int = 4) -> Translation:
-        """Translate a text of any length; ``beams=1`` takes the likeliest token at every step."""
+        """Translate a text of any length.
+
+        ``beams`` is the number of hypotheses of beam search; 1 takes the likeliest token at every step.
+        """
         if not isinstance(text, str):
             raise TypeError(f"translate: give a text, not {type(text).__name__}; many are for translate_all")
         return self.translate_all([text], beams=beams)[0]
 
     def translate_all(self, texts: Iterable[str], *, beams: int = 4) -> list[Translation]:
-        """Translate each text; their sentences are translated in batches."""
+        """Translate each text, with ``beams`` as in a call; their sentences are translated in batches."""
         texts = [texts] if isinstance(texts, str) else list(texts)
         for n, text in enumerate(texts):
             if not isinstance(text, str):

@@ -57,6 +57,8 @@ class Cover(AskedStatistic):
 def cover(self: Weights, share: float) -> Tensor:
     """The number of strongest keys that a query needs to reach a share of its weight, ``(…, heads, queries)``.
 
+    ``share`` is above 0 and at most 1. The result has whole numbers, 0 for a query that may attend to nothing.
+
     >>> import torch, limelight as ll
     >>> ll.weights(torch.zeros(1, 4, 8), torch.zeros(1, 4, 8), mask=ll.Causal()).cover(0.5)
     tensor([[1, 1, 2, 2]])

@@ -35,5 +35,10 @@ class Distance(YesOrNo):
 
 
 def distance(self: Weights) -> Tensor:
-    """``Σ a · |position - key|`` of each row: how far away a query looks, ``(…, heads, queries)``."""
+    """``Σ a · |position - key|`` of each row: how far away a query looks, in tokens, ``(…, heads, queries)``.
+
+    >>> import torch, limelight as ll
+    >>> ll.weights(torch.zeros(1, 3, 8), torch.zeros(1, 3, 8), mask=ll.Causal()).distance()
+    tensor([[0.0000, 0.5000, 1.0000]])
+    """
     return self._one(Distance())

@@ -30,5 +30,8 @@ class Entropy(YesOrNo):
 
 
 def entropy(self: Weights) -> Tensor:
-    """``-Σ a log a`` of each row, in nats: how spread out each query's attention is, ``(…, heads, queries)``."""
+    """``-Σ a log a`` of each row, in nats: how spread out each query's attention is, ``(…, heads, queries)``.
+
+    Without a sink it is ``log n`` for equal weights on n keys, and 0 for a single key.
+    """
     return self._one(Entropy())

@@ -43,7 +43,9 @@ class Mass(AskedStatistic):
 
 
 def mass(self: Weights, mask: Mask) -> Tensor:
-    """``Σ a`` of each row over the keys that a mask allows, ``(…, heads, queries)``.
+    """``Σ a`` of each row over the keys that ``mask`` allows, ``(…, heads, queries)``.
+
+    ``mass(First(1))`` is the weight on the first token, ``mass(Window(8))`` that on the neighbours.
 
     >>> import torch, limelight as ll
     >>> A = ll.weights(torch.zeros(1, 4, 8), torch.zeros(1, 4, 8))

@@ -96,5 +96,13 @@ class Profile(AskedStatistic):
 
 
 def profile(self: Weights, radius: int) -> Tensor:
-    """The mean weight at each ``key - position`` from ``-radius`` to ``radius``, ``(…, heads, 2·radius + 1)``."""
+    """The mean weight at each ``key - position`` from ``-radius`` to ``radius``, ``(…, heads, 2·radius + 1)``.
+
+    The mean is over all queries that have a key at this distance, whether or not the mask allows it; it is 0 at a
+    distance that does not occur.
+
+    >>> import torch, limelight as ll
+    >>> ll.weights(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8), mask=ll.Causal()).profile(1)
+    tensor([[0.5000, 0.7500, 0.0000]])
+    """
     return self._one(Profile(check_count("profile", "radius", radius, 0)))

@@ -40,5 +40,10 @@ class Received(YesOrNo):
 
 
 def received(self: Weights) -> Tensor:
-    """``Σ a`` of each column: how much attention each key gets, ``(…, heads, keys)``."""
+    """``Σ a`` of each column: how much attention each key gets from all queries, ``(…, heads, keys)``.
+
+    >>> import torch, limelight as ll
+    >>> ll.weights(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8), mask=ll.Causal()).received()
+    tensor([[1.5000, 0.5000]])
+    """
     return self._one(Received())

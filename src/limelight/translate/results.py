@@ -28,7 +28,6 @@ class Sentence:
         tokens: those of the translation, with ``</s>`` at the end.
         scores: the log-probability of each of ``tokens``, given those before it.
         changes: numbers, names and quotation marks that are lost: "the number 5 became 50".
-        record: the attention of every head.
 
     """
 

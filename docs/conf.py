@@ -32,5 +32,10 @@ nb_merge_streams = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_default_options = {
+    "members": True,
+    "show-inheritance": False,
+    # What every mask and bias has is described once, with their base classes.
+    "exclude-members": "allows, lower, values, tensors, batch_and_heads, cache_key",
+}
 napoleon_google_docstring = True

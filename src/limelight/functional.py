@@ -92,7 +92,8 @@ def weights(
 ) -> Weights:
     """``softmax((softcap(scale · q kᵀ) + bias) / temperature)`` as an object that is never stored.
 
-    The arguments are those of ``attention``; ``weights(q, k, …) @ v`` is ``attention(q, k, v, …)``.
+    The arguments are those of ``attention``, and ``weights(q, k, …) @ v`` is ``attention(q, k, v, …)``. The ``Weights``
+    have the shape ``(…, Hq, N, M)``; nothing is computed before a result is asked for.
 
     >>> import torch, limelight as ll
     >>> A = ll.weights(torch.randn(4, 100, 8), torch.randn(4, 100, 8), mask=ll.Window(10))
@@ -105,7 +106,9 @@ def weights(
 
 
 def backend_for(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Backend:
-    """Return the backend that ``attention`` would use for these arguments, and the reason.
+    """Return the ``name`` of the backend that ``attention`` would use, and the ``reason``.
+
+    ``q``, ``k``, ``v`` and the options are those of ``attention``, except ``dropout`` and ``backend``.
 
     >>> import torch, limelight as ll
     >>> x = torch.randn(1, 2, 3, 4)

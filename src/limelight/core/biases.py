@@ -39,7 +39,10 @@ class Bias:
         raise NotImplementedError
 
     def lower(self, N: int, M: int, dtype: torch.dtype | None = None) -> LoweredBias:
-        """Return the bias for ``N`` queries and ``M`` keys as slopes, offsets by distance and a tensor."""
+        """Return the bias for ``N`` queries and ``M`` keys as slopes, offsets by distance and a tensor.
+
+        Biases that are added to one another are summed in ``dtype``.
+        """
         raise NotImplementedError
 
     def batch_and_heads(self) -> tuple[int, int]:

@@ -51,7 +51,7 @@ def run(name: str, *, quick: bool = False, seed: int = 0) -> Result:
 
 
 def lesson(name: str) -> Lesson:
-    """Return the title, equation, method and code to try of an experiment, a key of ``EXPERIMENTS``."""
+    """Return the title, equation, method and code to try of the experiment ``name``, a key of ``EXPERIMENTS``."""
     found: Lesson = _module(name).LESSON
     return found
 

@@ -54,7 +54,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Result:
-    """The findings of an experiment, its take-away in a sentence, and its data: tables by name, as lists of rows."""
+    """What an experiment found.
+
+    Attributes:
+        name: the experiment, a key of ``EXPERIMENTS``.
+        takeaway: what to remember, in a sentence.
+        findings: the measurements and their verdicts.
+        data: the tables that the figure is drawn from, by name, as lists of rows.
+
+    """
 
     name: str
     takeaway: str
@@ -66,7 +74,7 @@ class Result:
         return json.dumps(plain(asdict(self)), ensure_ascii=False, indent=2)
 
     def csv(self, table: str) -> str:
-        """Return one of the tables as CSV."""
+        """Return ``data[table]`` as CSV."""
         rows = self.data[table]
         text = StringIO()
         writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")

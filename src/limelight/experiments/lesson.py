@@ -9,8 +9,12 @@ from dataclasses import dataclass
 class Lesson:
     """The text around the measurements of an experiment.
 
-    ``equation`` is the question in symbols; ``method`` says what was done, in a few sentences; ``code`` is a
-    program of about ten lines that runs by itself and shows the same thing.
+    Attributes:
+        title: the question in a few words.
+        equation: the question in symbols.
+        method: what was done, in a few sentences.
+        code: a program of about ten lines that runs by itself and shows the same thing.
+
     """
 
     title: str

@@ -58,7 +58,7 @@ class Importance(list[dict[str, Any]]):
             self.correlation = rank_correlation(*([row[name] for row in self] for name in ("effect", "estimate")))
 
     def top(self, count: int = 10) -> list[dict[str, Any]]:
-        """Return the heads that matter most, by the magnitude of their effect, the largest first."""
+        """Return the rows of the ``count`` heads that matter most, by the magnitude of their effect, largest first."""
         return sorted(self, key=lambda row: -abs(row["effect"]))[:count]
 
     def pictures(self) -> list[Picture]:
@@ -92,7 +92,7 @@ class Importance(list[dict[str, Any]]):
         return figure
 
     def table(self, count: int = 10, labels: dict[tuple[Any, ...], str] | None = None) -> Table:
-        """Return a table of those that matter most, with the labels of heads by (module, layer, head) if given."""
+        """Return a table of the ``count`` that matter most, with ``labels`` by (module, layer, head) if given."""
         table = Table(
             title=f"what matters most for the {self.metric} ({self.clean:.4g} without edits)", box=SIMPLE_HEAD
         )

@@ -74,7 +74,7 @@ class LogitAttribution(list[dict[str, Any]]):
             self.parts.append(part)
 
     def top(self, count: int = 10) -> list[dict[str, Any]]:
-        """Return the heads with the largest parts, by magnitude."""
+        """Return the rows of the ``count`` heads with the largest parts, by magnitude."""
         return sorted(self, key=lambda row: -abs(row["part"]))[:count]
 
     def by_source(self, kind: str = "self") -> Tensor:
@@ -85,7 +85,7 @@ class LogitAttribution(list[dict[str, Any]]):
         return torch.stack(found).sum(0)
 
     def table(self, count: int = 10, tokens: list[str] | None = None) -> Table:
-        """Return a table of the largest parts, with the names of source tokens if given."""
+        """Return a table of the ``count`` largest parts, with the names of source ``tokens`` if given."""
         title = f"parts of the logit {self.logit:.3f} of token {self.token} at position {self.position}"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for name in ("layer", "head", "part", "of source"):

@@ -63,7 +63,10 @@ class PromptMaps:
         self.calls = 0
 
     def add(self, A: Weights, rows: slice, cols: slice, grid: Grid, size: tuple[int, int]) -> None:
-        """Add the weights from the patches of a picture (some rows) to the tokens of a prompt (some columns)."""
+        """Add the weights from the patches of a picture, ``A[…, rows, :]``, to the tokens of a prompt, ``A[…, cols]``.
+
+        ``grid`` is how the patches lie; the map is resized to ``size``, rows and columns.
+        """
         found = torch.cat([_mean_of_heads(A, b, rows, cols) for b in range(A.shape[0])])  # (B, patches, tokens)
         maps = found.mT.unflatten(-1, (grid.rows, grid.cols))
         if (grid.rows, grid.cols) != size:

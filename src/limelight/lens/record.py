@@ -130,7 +130,7 @@ class Record(Mapping[str, Any]):
         self._by_name.setdefault(call.name, []).append(call)
 
     def number_passes(self, module: str, number: int) -> None:
-        """Number the earlier calls of a module that turns out to run several times: each pass is a layer."""
+        """Make the earlier calls of a module layer ``number``, since it turns out to run several times."""
         calls = self._by_name.pop(module, [])
         new = [replace(call, name=f"{module}#{number}", number=number) for call in calls]
         at = {id(call): other for call, other in zip(calls, new, strict=True)}
@@ -155,15 +155,15 @@ class Record(Mapping[str, Any]):
         return len(self._by_name)
 
     def calls(self, name: str) -> list[Any]:
-        """Return the ``Weights`` (or ``Observation``) of every call of a module, one for each time it ran."""
+        """Return the ``Weights`` (or ``Observation``) of the module ``name``, one for each time it ran."""
         return [call.seen for call in self._of(name)]
 
     def attribution(self, name: str) -> Attribution:
-        """Return attention times its gradient of a module's latest call: see ``Call.attribution``."""
+        """Return attention times its gradient of the latest call of the module ``name``: see ``Call.attribution``."""
         return self._of(name)[-1].attribution()
 
     def mean_output(self, name: str) -> Tensor:
-        """Return the mean output of each head over the queries of a layer, without padding, ``(heads, width)``."""
+        """Return the mean output ``(heads, width)`` of the layer ``name`` over queries without padding."""
         from limelight.lens.report import real_queries
 
         real, count = real_queries(self), 0.0
@@ -177,7 +177,7 @@ class Record(Mapping[str, Any]):
         return total / max(count, 1.0)
 
     def heads(self, tokens: Tokens | Mapping[str, Tokens] | None = None, **options: Any) -> Heads:
-        """Report on every head: see ``limelight.lens.heads``."""
+        """Report on every head; ``tokens`` and the options are those of ``limelight.lens.heads``."""
         from limelight.lens.report import heads
 
         return heads(self, tokens, **options)

@@ -22,7 +22,8 @@ from limelight.lens.patches import Grids, PictureGrids
 from limelight.lens.record import Call, Record, Values
 from limelight.matrix.base import Weights
 from limelight.nn.attention import MultiHeadAttention
-from limelight.nn.stack import Decoder, Encoder, Seq2Seq
+from limelight.nn.language_model import Seq2Seq
+from limelight.nn.stack import Decoder, Encoder
 
 # Names of arguments of forward(), in limelight's models and in those of transformers.
 _CONTEXTS = ("context", *hf_arguments.CONTEXTS)

@@ -15,7 +15,10 @@ Position = int | Sequence[int]
 
 
 class Relation(list[dict[str, Any]]):
-    """One dict for each head, the best first; ``pandas.DataFrame`` takes them."""
+    """The heads of ``limelight.lens.relation``: a list of one dict for each, the best first.
+
+    ``pandas.DataFrame`` takes it.
+    """
 
 
 def relation(

@@ -73,7 +73,7 @@ class Weights:
 
     @staticmethod
     def from_dense(matrix: Tensor) -> Weights:
-        """Make ``Weights`` backed by a dense tensor ``(…, heads, queries, keys)``.
+        """Make ``Weights`` backed by a dense ``matrix (…, heads, queries, keys)``.
 
         >>> import torch, limelight as ll
         >>> ll.Weights.from_dense(torch.eye(4)[None]).entropy()

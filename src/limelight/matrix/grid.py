@@ -45,7 +45,7 @@ class Grid:
 
     @staticmethod
     def of_length(length: int) -> Grid:
-        """Return the square grid of so many tokens, with a class token before it where one is left over.
+        """Return the square grid of ``length`` tokens, with a class token before it where one is left over.
 
         >>> Grid.of_length(197)
         Grid(rows=14, cols=14, before=('class',), after=())

@@ -171,7 +171,7 @@ def stream(
 ) -> Iterator[Tensor]:
     """Yield the new tokens ``(B,)`` step by step; -1 where a sequence has ended.
 
-    The arguments are those of ``generate`` except ``beams`` and ``length_penalty``.
+    The arguments are those of ``generate`` except ``beams`` and ``length_penalty``, which look ahead.
     """
     how = Choice(**choice)
     stops = _stops(model, stop)

@@ -2,8 +2,10 @@
 
 from limelight.nn.attention import MultiHeadAttention
 from limelight.nn.block import Block
+from limelight.nn.embedding import Embedding, TiedHead
 from limelight.nn.feedforward import FeedForward
-from limelight.nn.stack import Decoder, Embedding, Encoder, LanguageModel, Seq2Seq, TiedHead
+from limelight.nn.language_model import LanguageModel, Seq2Seq
+from limelight.nn.stack import Decoder, Encoder
 
 __all__ = [
     "Block",

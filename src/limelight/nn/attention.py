@@ -142,7 +142,7 @@ class MultiHeadAttention(nn.Module):
     def weights(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None) -> Weights:
         """Return the attention matrix ``(B, heads, N, M)`` by which ``forward`` multiplies the values.
 
-        It is that before dropout. The arguments are those of ``forward``.
+        It is that before dropout. ``x``, ``context`` and ``mask`` are those of ``forward``.
 
         >>> MultiHeadAttention(32, 4).weights(torch.randn(3, 5, 32)).entropy().shape
         torch.Size([3, 4, 5])
@@ -153,8 +153,8 @@ class MultiHeadAttention(nn.Module):
     def heads(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None) -> HeadOutputs:
         """Return each head's output before W_O, and what it adds to the layer's output after it.
 
-        The results are ``outputs (B, heads, N, value width)`` and ``contributions (B, heads, N, width)``. The arguments
-        are those of ``forward``.
+        The results are ``outputs (B, heads, N, value width)`` and ``contributions (B, heads, N, width)``; ``x``,
+        ``context`` and ``mask`` are those of ``forward``.
 
         >>> layer = MultiHeadAttention(32, 4)
         >>> x = torch.randn(3, 5, 32)
@@ -172,7 +172,8 @@ class MultiHeadAttention(nn.Module):
     def attend(self, q: Tensor, k: Any, v: Any, *, mask: Mask | None, bias: Bias | None) -> Tensor:
         """Return ``softmax(scale · q kᵀ + bias) v``, ``(B, heads, N, value width)``; a recorder replaces this method.
 
-        ``q (B, heads, N, D)``, ``k (B, kv_heads, M, D)`` and ``v (B, kv_heads, M, value width)`` are projected already.
+        ``q (B, heads, N, D)``, ``k (B, kv_heads, M, D)`` and ``v (B, kv_heads, M, value width)`` are projected already;
+        ``mask`` and ``bias`` are those of ``limelight.attention``.
         """
         if isinstance(k, Int8Rows):
             return attention_int8(q, k, v, mask=mask, bias=bias, scale=self.scale)
@@ -224,7 +225,7 @@ class MultiHeadAttention(nn.Module):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
-        """Make a layer with the parameters of an ``nn.MultiheadAttention``, copied; the inverse of ``to_torch``.
+        """Make a layer with the parameters of ``module``, copied; the inverse of ``to_torch``.
 
         Raises ``ValueError`` for ``add_bias_kv``, ``add_zero_attn``, and keys and values of different widths.
 

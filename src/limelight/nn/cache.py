@@ -181,14 +181,14 @@ class KVCache:
             slot.truncate(count)
 
     def save(self, file: str | Path) -> None:
-        """Write the cache to a safetensors file."""
+        """Write the cache to ``file``, in the format of safetensors."""
         held = {f"{n}.{name}": x for n, slot in enumerate(self.slots) for name, x in slot.tensors().items()}
         if self.missing is not None:
             held["missing"] = self.missing
         save_file(held, file, metadata={"kind": self._kind()})
 
     def restore(self, file: str | Path) -> None:
-        """Take over what a cache of the same class and sizes has saved; what this one held is dropped."""
+        """Take over what a cache of the same class and sizes has saved to ``file``; what this one held is dropped."""
         with safe_open(file, "pt") as found:
             kind = (found.metadata() or {}).get("kind")
         if kind != self._kind():

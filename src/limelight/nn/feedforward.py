@@ -53,7 +53,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(check_number(f"{who}: dropout", dropout))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(…, width)`` to ``(…, width)``."""
+        """Return the output ``(…, width)`` for ``x (…, width)``."""
         if self.gate is None:
             hidden = self.activation(self.up(x))
         else:

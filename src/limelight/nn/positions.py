@@ -25,7 +25,10 @@ from limelight.core.tracing import is_eager
 
 
 def steps_from(first: int | Tensor, n: int, device: torch.device) -> Tensor:
-    """Return positions ``first, first + 1, …``, ``(n,)`` or ``(B, n)``; negative ones, of padding, become 0."""
+    """Return ``n`` positions ``first, first + 1, …`` on a device: ``(n,)``, or ``(B, n)`` where ``first`` is ``(B,)``.
+
+    In a batch, negative positions, which are those of padding, become 0.
+    """
     steps = torch.arange(n, device=device)
     return steps + first if isinstance(first, int) else (first[:, None] + steps).clamp(min=0)
 
@@ -38,7 +41,7 @@ class Positions(nn.Module):
     """
 
     def embed(self, x: Tensor, first: int | Tensor = 0) -> Tensor:
-        """Return embeddings ``(B, N, width)`` with their positions added, from ``first`` on: a number or ``(B,)``."""
+        """Return ``x (B, N, width)`` with its positions added, from ``first`` on, a number or ``(B,)``."""
         return x
 
     def place(
@@ -129,7 +132,7 @@ class Plain:
     """Rotary frequencies ``base^(-2i/width)`` without scaling; base of the other scalings."""
 
     def rates(self, rates: Tensor) -> Tensor:
-        """Return the frequencies that are used, ``(width / 2,)``, from the unscaled ones."""
+        """Return the frequencies that are used, from the unscaled ``rates (width / 2,)``."""
         return rates
 
     @property
@@ -256,8 +259,9 @@ class Rotary(Positions):
         self._latest: tuple[tuple[object, ...], tuple[Tensor, Tensor]] | None = None  # angles of the last call
 
     def angles(self, first: int | Tensor, n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines, ``(n, width / 2)`` or ``(B, 1, n, width / 2)``.
+        """Return cosines and sines of ``n`` tokens in ``dtype`` on ``device``.
 
+        They are ``(n, width / 2)``, or ``(B, 1, n, width / 2)`` where ``first`` is ``(B,)``.
         The layers of a model share this module, and all but the first find the angles of the step computed.
         """
         if not isinstance(first, int) or not is_eager():
@@ -277,7 +281,7 @@ class Rotary(Positions):
         return (angle.cos() * self.scaling.size).to(dtype), (angle.sin() * self.scaling.size).to(dtype)
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return ``x (B, H, N, D)`` with its first ``width`` features rotated by angles of ``angles``."""
+        """Return ``x (B, H, N, D)`` with its first ``width`` features rotated by ``cos, sin = angles(…)``."""
         turned, rest = x[..., : self.width], x[..., self.width :]
         if self.interleaved:
             a, b = turned[..., 0::2], turned[..., 1::2]
@@ -379,7 +383,7 @@ class XL(Positions):
 
 
 def shift(by_distance: Tensor, keys: int) -> Tensor:
-    """Return ``(…, N, M + N - 1)``, by distance from ``M - 1`` down, as ``(…, N, M)`` by key.
+    """Return ``by_distance (…, N, M + N - 1)``, from distance ``M - 1`` down, as ``(…, N, M)`` by key, M = ``keys``.
 
     Query ``i`` is at position ``M - N + i``, so its row begins at column ``N - 1 - i``: each row begins one column
     earlier than the row before it, which is a reshape of the same memory.

@@ -19,7 +19,7 @@ def total(x: Tensor, group: Any = None) -> Tensor:
     """Return the sum of ``x`` over the processes; its gradient passes to this process's ``x`` unchanged.
 
     A loss that is the sum over all tokens, divided by their number, is ``total(own_sum) / count`` on every process,
-    and ``backward()`` of it gives the gradients of one process.
+    and ``backward()`` of it gives the gradients of one process. ``group`` is the default group unless given.
     """
     apply: Any = _Total.apply
     result: Tensor = apply(x, Processes.of(group))

@@ -63,7 +63,10 @@ class SpreadCache:
         return [sum(run.length for run in runs) for runs in self.runs]
 
     def extend(self, k: Tensor, v: Tensor) -> None:
-        """Append new tokens, which every process gives; the process with the fewest keeps them."""
+        """Append new tokens, ``k (…, Hkv, n, D)`` and ``v (…, Hkv, n, Dv)``, the same on every process.
+
+        The process with the fewest tokens keeps them.
+        """
         sizes, n, first = self._sizes(), k.shape[-2], self.count
         keeper = sizes.index(min(sizes))
         last = self.runs[keeper][-1] if self.runs[keeper] else None

@@ -40,7 +40,7 @@ class Layout:
     """Base of all layouts: which positions of a sequence each process holds, as runs in ascending order."""
 
     def cut(self, length: int, processes: int) -> Runs:
-        """Return the positions of each process in a sequence of this length, as even as they can be."""
+        """Return the positions of each of ``processes`` in a sequence of this length, as even as they can be."""
         raise NotImplementedError
 
     def runs(self, sizes: Sequence[int]) -> Runs:
@@ -129,7 +129,9 @@ def shard(x: Tensor, layout: Layout | None = None, dim: int = -2, group: Any = N
 
 
 def unshard(x: Tensor, layout: Layout | None = None, dim: int = -2, group: Any = None) -> Tensor:
-    """Put the parts of all processes together, in order; the inverse of ``shard``, whose arguments it has.
+    """Put the parts of all processes together, in order; the inverse of ``shard``.
+
+    The arguments are those of ``shard``, with this process's part as ``x``.
 
     Every process gets the whole tensor. In a backward pass it counts once: each process takes its own part of the
     gradient that it has for the whole.

@@ -20,7 +20,7 @@ from limelight.parallel.ring_attention import attention
 
 
 class Sequence(nn.Module):
-    """A model whose tokens are spread over processes; made by ``limelight.parallel.sequence``."""
+    """A model whose tokens are spread over processes; the arguments are those of ``limelight.parallel.sequence``."""
 
     def __init__(self, model: nn.Module, group: Any = None, layout: Layout | None = None) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Pair(NamedTuple):
-    """A sentence and one of its translations."""
+    """A sentence, ``source``, and one of its translations, ``target``."""
 
     source: str
     target: str

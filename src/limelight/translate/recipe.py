@@ -103,7 +103,7 @@ class Recipe:
         return Shares(**{name: getattr(self, name) for name in _SHARES}, longest=self.longest)
 
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Return the configuration of the model, with the names that Marian's checkpoints use."""
+        """Return the configuration of the model with this tokenizer, by the names that Marian's checkpoints use."""
         shape: dict[str, Any] = {}
         for stack, depth in (("encoder", self.encoder_layers), ("decoder", self.decoder_layers)):
             shape |= {f"{stack}_layers": depth, f"{stack}_attention_heads": self.heads, f"{stack}_ffn_dim": self.hidden}

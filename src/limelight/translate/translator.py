@@ -89,7 +89,7 @@ class Translator:
         return self.translate_all([text], beams=beams)[0]
 
     def translate_all(self, texts: Iterable[str], *, beams: int = 4) -> list[Translation]:
-        """Translate each text, with ``beams`` as in a call; their sentences are translated in batches."""
+        """Translate each of ``texts``, with ``beams`` as in a call; their sentences are translated in batches."""
         texts = [texts] if isinstance(texts, str) else list(texts)
         for n, text in enumerate(texts):
             if not isinstance(text, str):
@@ -105,7 +105,7 @@ class Translator:
         return [plan.joined(found) for plan in plans]
 
     def score(self, text: str, target: str) -> Translation:
-        """Score a given translation of a sentence: the result holds the log-probability of each of its tokens.
+        """Score ``target``, a given translation of the sentence ``text``, by the log-probability of each of its tokens.
 
         >>> from limelight import translate
         >>> t = translate.load()
@@ -365,7 +365,7 @@ def shipped() -> Path:
 
 
 def load(folder: str | Path | None = None) -> Translator:
-    """Load the English–French translator that comes with limelight, or one that ``limelight train`` saved."""
+    """Load the English–French translator that comes with limelight, or that which was trained in ``folder``."""
     home = shipped() if folder is None else Path(folder)
     model = models.load(home, dtype=torch.float32)
     if not isinstance(model, Seq2Seq):

@@ -142,11 +142,12 @@ def pool(
     queries: slice | range | None = None,
     keys: slice | range | None = None,
 ) -> Tensor:
-    """A picture ``(…, heads, rows, cols)``: each cell the mean or max of the weights that it covers.
+    """A picture ``(…, heads, rows, cols)``: each cell the mean of the weights that it covers, or their maximum.
 
     Give the number of ``rows`` and ``cols``, or with ``cell`` the side of a cell: squares of ``cell × cell`` weights,
-    of which those at the lower and right edge cover what is left. ``queries`` and ``keys`` choose a rectangle of the
-    matrix; once the normalisers of the rows are known, only the rectangle is computed.
+    of which those at the lower and right edge cover what is left. ``reduce`` is ``"mean"`` or ``"max"``. ``queries``
+    and ``keys`` choose a rectangle of the matrix; once the normalisers of the rows are known, only the rectangle is
+    computed.
 
     >>> import torch, limelight as ll
     >>> A = ll.weights(torch.zeros(1, 6, 8), torch.zeros(1, 6, 8), mask=ll.Causal())
@@ -158,6 +159,7 @@ def pool(
     >>> A.pool(cell=4)
     tensor([[[0.2500, 0.0000],
              [0.1833, 0.1333]]])
+
     """
     *_, N, M = self.shape
     window = None

@@ -35,19 +35,23 @@ template <class C> void backward(Problem p, const Gradients& g, int threads) {
     const int64_t row_range = ceil_div(ceil_div(rows, ranges), tile_rows) * tile_rows;
     const int64_t key_range = ceil_div(ceil_div(p.M, ranges), kBlock) * kBlock;
 
-    advise_large_pages(g.dq, p.B, p.Hq, p.N, p.D);
-    advise_large_pages(g.dk, p.B, p.Hkv, p.M, p.D);
-    advise_large_pages(g.dv, p.B, p.Hkv, p.M, p.Dv);
+    if (!g.sums) {
+        advise_large_pages(g.dq, p.B, p.Hq, p.N, p.D);
+        advise_large_pages(g.dk, p.B, p.Hkv, p.M, p.D);
+        advise_large_pages(g.dv, p.B, p.Hkv, p.M, p.Dv);
+    }
     // Tasks share diagonals and heads, so each batch element and key range has its own copy of these sums.
-    const int64_t diagonals = p.Hq * (p.N + p.M - 1);
-    std::vector<C> offsets(g.offsets ? p.B * ranges * diagonals : 0);
+    const int64_t sums_by_diagonal = p.Hq * diagonals(p);
+    std::vector<C> offsets(g.offsets ? p.B * ranges * sums_by_diagonal : 0);
     std::vector<C> slopes(g.slopes ? p.B * ranges * p.Hq : 0);
     if (p.multiplications() < kWorthAThread) threads = 1;
     Arena measure{0};
     const GradientScratch<C> plan = lay_out_gradient<C>(p, g, measure);
-    const bool summed =
-        std::any_of(plan.terms.begin(), plan.terms.end(), [](const auto& term) { return term->needs_sum(); });
-    std::vector<C> sums(summed ? p.B * p.Hq * p.N : 0);  // Σ P ∘ term of every row
+    const bool summed = !g.part && !g.sums && std::any_of(plan.terms.begin(), plan.terms.end(), [](const auto& term) {
+        return term->needs_sum();
+    });
+    std::vector<C> own_sums(summed ? p.B * p.Hq * p.N : 0);
+    C* sums = g.sums ? reinterpret_cast<C*>(g.sums) : summed ? own_sums.data() : nullptr;  // Σ P ∘ term of every row
 
     const auto run = [&](auto&& compute) {
         for (int64_t first = 0; first < units; first += at_once)
@@ -64,15 +68,16 @@ template <class C> void backward(Problem p, const Gradients& g, int threads) {
                     t.key_begin = column * key_range;
                     t.key_end = min(t.key_begin + key_range, p.M);
                     const int64_t part = t.batch * ranges + column;
-                    t.offsets = offsets.data() + (g.offsets ? part * diagonals : 0);
+                    t.offsets = offsets.data() + (g.offsets ? part * sums_by_diagonal : 0);
                     t.slopes = slopes.data() + (g.slopes ? part * p.Hq : 0);
-                    t.sums = sums.empty() ? nullptr : sums.data();
+                    t.sums = sums;
                     if (t.row_begin < t.row_end && t.key_begin < t.key_end) compute(p, g, t, scratch);
                 });
     };
-    if (!sums.empty()) run(sum_terms<C>);
+    if (sums) run(sum_terms<C>);
+    if (g.sums) return;
     run(differentiate<C>);
-    if (g.offsets) add_parts(offsets, diagonals, reinterpret_cast<C*>(g.offsets));
+    if (g.offsets) add_parts(offsets, sums_by_diagonal, reinterpret_cast<C*>(g.offsets));
     if (g.slopes) add_parts(slopes, p.Hq, reinterpret_cast<C*>(g.slopes));
 }
 

@@ -46,6 +46,19 @@ template <class C> LIMELIGHT_INLINE IntVec<C> reaches(const Wide* words, uint32_
     else return (IntVec<C>)((WordBits)((words[0] & kWord) | words[1] << 32) >= limit);
 }
 
+// The words of four keys, from the counters of the lanes.
+template <class C, int parts>
+LIMELIGHT_INLINE void draw_words(const Block<C>& b, int64_t four, const Wide (&query)[parts], const Wide (&head)[parts],
+                                 Wide (&word)[4][parts]) {
+#pragma GCC unroll 2
+    for (int part = 0; part < parts; ++part) {
+        Wide c[4] = {Wide{} + uint64_t(four), query[part], head[part], Wide{} + uint64_t(b.batch)};
+        philox(c, b.p.seed);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) word[i][part] = c[i];
+    }
+}
+
 // f(place in the block, lanes that are kept) for every vector of a block of weights.
 template <class C, class F> LIMELIGHT_INLINE void for_kept(const Block<C>& b, F&& f) {
     constexpr int W = kWidth<C>, parts = 8 / sizeof(C), lanes = W / parts;
@@ -54,20 +67,23 @@ template <class C, class F> LIMELIGHT_INLINE void for_kept(const Block<C>& b, F&
         Wide query[parts], head[parts];
         for (int i = 0; i < W; ++i) {
             const Row& row = b.rows[min(r + i, b.row_count - 1)];
-            query[i % parts][i / parts] = row.query + b.p.first_query;
+            query[i % parts][i / parts] = query_place(b.p, row.query) + b.p.first_query;
             head[i % parts][i / parts] = row.head;
         }
         static_assert(lanes * int(sizeof(uint64_t)) == LIMELIGHT_BYTES);
+        if (b.p.places.keys) {  // in an order in which keys seldom share their words
+            const int64_t* keys = b.p.places.keys + b.first;
+            for (int64_t j = 0, four; j < b.n;) {
+                Wide word[4][parts];
+                draw_words(b, four = keys[j] / 4, query, head, word);
+                for (; j < b.n && keys[j] / 4 == four; ++j) f(j * b.lanes + r, reaches<C>(word[keys[j] % 4], limit));
+            }
+            continue;
+        }
         const int64_t first = b.first + b.p.first_key;
         for (int64_t four = first / 4; four * 4 < first + b.n; ++four) {
             Wide word[4][parts];
-#pragma GCC unroll 2
-            for (int part = 0; part < parts; ++part) {
-                Wide c[4] = {Wide{} + uint64_t(four), query[part], head[part], Wide{} + uint64_t(b.batch)};
-                philox(c, b.p.seed);
-#pragma GCC unroll 4
-                for (int i = 0; i < 4; ++i) word[i][part] = c[i];
-            }
+            draw_words(b, four, query, head, word);
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i) {
                 const int64_t j = four * 4 + i - first;

@@ -81,12 +81,12 @@ template <class C> void add_rows_of(const Grid& g, const Block<C>& b, const C* d
     for (int r = 0; r < b.row_count; ++r) {
         const Row& row = b.rows[r];
         C* to = reinterpret_cast<C*>(const_cast<char*>(g.data)) + b.batch * g.batch + row.head * g.head +
-                row.query * g.row + b.first * g.col;
+                query_place(b.p, row.query) * g.row;
         const C* from = panel + r * kBlock;
-        if (g.col == 1)
-            for (int64_t j = 0; j < b.n; ++j) to[j] += from[j] * unit;
+        if (g.col == 1 && !b.p.places.keys)
+            for (int64_t j = 0; j < b.n; ++j) to[b.first + j] += from[j] * unit;
         else
-            for (int64_t j = 0; j < b.n; ++j) to[j * g.col] += from[j] * unit;
+            for (int64_t j = 0; j < b.n; ++j) to[key_place(b.p, b.first + j) * g.col] += from[j] * unit;
     }
 }
 

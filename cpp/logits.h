@@ -6,6 +6,7 @@
 #pragma once
 
 #include "exp.h"
+#include "places.h"
 #include "rows.h"
 #include "register_tile.h"
 
@@ -20,7 +21,7 @@ template <class C> struct Block {
     C* s;
     C* softcap_slope = nullptr;  // where the softcap's derivative goes, or null
 
-    bool consecutive() const { return are_consecutive(rows, row_count, lanes); }
+    int64_t step() const { return common_step(p, rows, row_count, lanes, first, n); }
 };
 
 // How many of `width` features are summed in one chain, for so many rows that share their keys.
@@ -75,24 +76,28 @@ template <class C> void add_alibi(const Block<C>& b, AlibiBias<C> t) {
         }
 }
 
-// s += offset[position − key]: the lanes of a tile of consecutive queries read consecutive offsets.
-template <class C> void add_offsets(const Block<C>& b) {
-    const C* table = reinterpret_cast<const C*>(b.p.offsets) + (b.p.N - 1 - b.p.shift);
-    if (b.consecutive()) {
-        const Row& row = b.rows[0];
-        const C* o = table + row.head * (b.p.N + b.p.M - 1) + row.position - b.first;
-        for (int64_t j = 0; j < b.n; ++j)
-            for (int r = 0; r < b.lanes; r += kWidth<C>) {
-                C* s = b.s + j * b.lanes + r;
-                store(s, load(s) + load(o - j + r));
-            }
+// to[key][lane] += table[head][position − key]: the lanes of a tile of consecutive queries read consecutive numbers.
+template <class C> void add_by_diagonal(const Block<C>& b, const C* table, C* to) {
+    const int64_t all = diagonals(b.p), step = b.step();
+    if (!step) {
+        for (int r = 0; r < b.row_count; ++r) {
+            const Row& row = b.rows[r];
+            const C* o = table + row.head * all;
+            for (int64_t j = 0; j < b.n; ++j) to[j * b.lanes + r] += o[diagonal(b.p, row, b.first + j)];
+        }
         return;
     }
-    for (int r = 0; r < b.row_count; ++r) {
-        const Row& row = b.rows[r];
-        const C* o = table + row.head * (b.p.N + b.p.M - 1) + row.position - b.first;
-        for (int64_t j = 0; j < b.n; ++j) b.s[j * b.lanes + r] += o[-j];
+    const C* o = table + b.rows[0].head * all + diagonal(b.p, b.rows[0], b.first);
+    alignas(64) C apart[kBlock + kMaxLanes<C>];  // every `step`-th of them
+    if (step != 1) {
+        for (int64_t i = 0; i < b.n + b.lanes - 1; ++i) apart[i] = o[(i - b.n + 1) * step];
+        o = apart + b.n - 1;
     }
+    for (int64_t j = 0; j < b.n; ++j)
+        for (int r = 0; r < b.lanes; r += kWidth<C>) {
+            C* x = to + j * b.lanes + r;
+            store(x, load(x) + load(o - j + r));
+        }
 }
 
 // s[key][lane] += value(row, key) of a tensor that lies row by row: a panel of rows is transposed.
@@ -106,9 +111,13 @@ template <class C, class Value> void add_rows(const Block<C>& b, C* scratch, Val
 template <class C, class E> void add_dense(const Block<C>& b, C unit, C* scratch) {
     const Grid& g = b.p.bias;
     add_rows(b, scratch, [&](const Row& row, C* to) {
-        const E* from = reinterpret_cast<const E*>(g.data) + b.batch * g.batch + row.head * g.head + row.query * g.row +
-                        b.first * g.col;
-        if (g.col == 1)
+        const E* from = reinterpret_cast<const E*>(g.data) + b.batch * g.batch + row.head * g.head +
+                        query_place(b.p, row.query) * g.row;
+        const int64_t* keys = b.p.places.keys ? b.p.places.keys + b.first : nullptr;
+        if (!keys) from += b.first * g.col;
+        if (keys)
+            for (int64_t j = 0; j < b.n; ++j) to[j] = in_units(C(widen(from[keys[j] * g.col])), unit);
+        else if (g.col == 1)
             for (int64_t j = 0; j < b.n; ++j) to[j] = in_units(C(widen(from[j])), unit);
         else
             for (int64_t j = 0; j < b.n; ++j) to[j] = in_units(C(widen(from[j * g.col])), unit);
@@ -196,7 +205,7 @@ template <class C> void to_logits(const Block<C>& b, bool has_alibi, Range parti
     const C unit = kLog2e<C> / C(b.p.temperature);
     if (b.p.softcap) cap(b);
     if (b.p.slopes && !has_alibi) add_alibi(b, alibi_bias(b, scratch));
-    if (b.p.offsets) add_offsets(b);
+    if (b.p.offsets) add_by_diagonal(b, reinterpret_cast<const C*>(b.p.offsets), b.s);
     if (b.p.bias.data) with_element_type(b.p.bias.type, [&](auto e) { add_dense<C, decltype(e)>(b, unit, scratch); });
     if (b.p.mask.data) mask_dense(b, scratch);
     if (!partial.empty()) mask_spans(b, partial, scratch);

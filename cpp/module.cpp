@@ -71,7 +71,7 @@ void bind_problem(nb::module_& m) {
                const Strides& v_strides, Address out, const Strides& out_strides, const std::array<double, 3>& scaling,
                std::optional<AllowedKeys> mask, Address lse, Address normalisers, std::optional<Grid> bias,
                Address slopes, Address offsets, Address sink, double dropout, uint64_t seed,
-               const std::array<int64_t, 3>& place) {
+               const std::array<int64_t, 3>& place, const std::array<int64_t, 4>& places) {
                 Problem* p = new (self) Problem;
                 p->B = sizes[0], p->Hq = sizes[1], p->Hkv = sizes[2], p->N = sizes[3], p->M = sizes[4], p->D = sizes[5];
                 p->Dv = value_width;
@@ -84,13 +84,16 @@ void bind_problem(nb::module_& m) {
                 p->scale = scaling[0], p->softcap = scaling[1], p->temperature = scaling[2];
                 p->dropout = dropout, p->seed = seed;
                 p->shift = place[0], p->first_query = place[1], p->first_key = place[2];
+                p->places = {reinterpret_cast<const int64_t*>(places[0]), reinterpret_cast<const int64_t*>(places[1]),
+                             places[2], places[3]};
             },
             nb::kw_only(), "sizes"_a, "value_width"_a, "type"_a, "value_type"_a, "q"_a, "q_strides"_a, "k"_a,
             "k_strides"_a, "v"_a, "v_strides"_a, "out"_a, "out_strides"_a, "scaling"_a, "mask"_a = nb::none(),
             "lse"_a = 0, "normalisers"_a = 0, "bias"_a = nb::none(), "slopes"_a = 0, "offsets"_a = 0, "sink"_a = 0,
             "dropout"_a = 0.0, "seed"_a = 0, "place"_a = std::array<int64_t, 3>{},
-            "`sizes` are (B, Hq, Hkv, N, M, D), `scaling` (scale, softcap, temperature) and `place` (shift,\n"
-            "first_query, first_key).")
+            "places"_a = std::array<int64_t, 4>{},
+            "`sizes` are (B, Hq, Hkv, N, M, D), `scaling` (scale, softcap, temperature), `place` (shift, first_query,\n"
+            "first_key) and `places` (addresses of the places of queries and keys in a matrix, its N, its M).")
         .def(
             "read_int8",
             [](Problem& p, Address k_scale, const std::array<int64_t, 2>& k_scale_strides, Address v_scale,
@@ -115,7 +118,7 @@ void bind_gradients(nb::module_& m) {
             [](Gradients* self, const Problem& p, int dout_type, Address dout, const Strides& dout_strides, Address dq,
                const Strides& dq_strides, Address dk, const Strides& dk_strides, Address dv, const Strides& dv_strides,
                Address dlse, std::optional<Grid> bias, Address offsets, Address slopes, Address d_temperature,
-               Address delta, const std::vector<Request>& terms, bool part) {
+               Address delta, const std::vector<Request>& terms, bool part, Address sums) {
                 Gradients* g = new (self) Gradients;
                 const int type = int(compute_type(p));
                 g->dout = rows(dout, dout_type, dout_strides);
@@ -127,12 +130,14 @@ void bind_gradients(nb::module_& m) {
                 g->d_temperature = pointer(d_temperature), g->delta = pointer(delta);
                 g->terms = terms;
                 g->part = part;
+                g->sums = pointer(sums);
             },
             "problem"_a, nb::kw_only(), "dout_type"_a, "dout"_a, "dout_strides"_a, "dq"_a, "dq_strides"_a, "dk"_a,
             "dk_strides"_a, "dv"_a, "dv_strides"_a, "dlse"_a = 0, "bias"_a = nb::none(), "offsets"_a = 0,
             "slopes"_a = 0, "d_temperature"_a = 0, "delta"_a = 0, "terms"_a = std::vector<Request>{}, "part"_a = false,
+            "sums"_a = 0,
             "`terms` are statistics whose outputs hold their gradients; the rows of a `part` have keys elsewhere, "
-            "too.");
+            "too;\nwith `sums`, only Σ P · term of each row is computed.");
 }
 
 void bind_running_rows(nb::module_& m) {

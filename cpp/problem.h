@@ -41,6 +41,13 @@ struct Spans {
     int64_t count = 0;
 };
 
+// The places of queries (N) and keys (M) in a matrix of other sizes from which they were chosen, in an order of their own;
+// null where they are all of it.
+struct Places {
+    const int64_t *queries = nullptr, *keys = nullptr;
+    int64_t N = 0, M = 0;  // of the matrix
+};
+
 struct Problem {
     int64_t B = 0, Hq = 0, Hkv = 0, N = 0, M = 0, D = 0, Dv = 0;
     Rows q, k, v, out;    // out is written
@@ -61,6 +68,9 @@ struct Problem {
     // The place of the problem in a larger matrix of which it is a part: the last query stands `shift` keys after the
     // last key, and dropout counts queries and keys from `first_query` and `first_key`.
     int64_t shift = 0, first_query = 0, first_key = 0;
+    // Where queries and keys have an order of their own: `bias` and `offsets` are those of the whole matrix, and dropout,
+    // distances, diagonals and pictures go by these places. Spans, the dense mask and slopes go by the order here.
+    Places places;
     // (B, Hkv, blocks of keys) in the compute type: the largest norm of the keys of a block, or null (alibi_skip.h).
     const char* key_norms = nullptr;
 
@@ -100,8 +110,12 @@ struct Gradients {
     char* d_temperature = nullptr;  // (B, Hq, N): Σ over the keys of dx · x, where x = logits / temperature
     char* delta = nullptr;          // (B, Hq, N): Σ over the keys of P · dP, minus dlse
     // Statistics whose gradients are added to those of `out`: their outputs hold the gradients of what they compute
-    // (statistics/gradient_terms.h). For those with a number for each row, dlse holds −Σ over the keys of P · term.
+    // (statistics/gradient_terms.h). For those with a number for each row, dlse holds −Σ over the keys of P · term; for a
+    // `part` it does so for all of them, since the keys of a part are not all keys.
     std::vector<Request> terms;
+    // (B, Hq, N) in the compute type: where given, Σ over the keys of P · term is added here, of the terms for which it
+    // does not follow from the statistic, and nothing else is computed.
+    char* sums = nullptr;
 };
 
 // The part of the weights that column statistics look at: queries [query_begin, query_end), keys [key_begin, key_end).

@@ -21,6 +21,7 @@ inline bool are_consecutive(const Row* rows, int n, int lanes) {
 struct Range {
     int64_t begin, end;
     bool empty() const { return begin >= end; }
+    bool has(int64_t x) const { return begin <= x && x < end; }
 };
 
 LIMELIGHT_INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }

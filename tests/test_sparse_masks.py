@@ -179,14 +179,9 @@ def test_no_pair_is_computed_twice_or_left_out() -> None:
 
 def test_what_passes_cannot_express_is_said_and_still_exact() -> None:
     q, k, v = (torch.randn(1, 2, 29, 5) for _ in "qkv")
-    full = ll.DenseBias(torch.randn(29, 29))
-    for options in ({"mask": ll.Strided(4) | ll.Strided(6)}, {"mask": ll.Strided(4), "bias": full}):
-        assert "many short spans" in ll.backend_for(q, k, v, **options).reason
-        torch.testing.assert_close(ll.attention(q, k, v, **options), reference.attention(q, k, v, **options))
-    fewer = {"mask": ll.Strided(4), "bias": ll.ALiBi(2)}
-    assert "many short spans" in ll.backend_for(q[:, :, 6:], k, v, **fewer).reason
-    want = reference.attention(q[:, :, 6:], k, v, **fewer)
-    torch.testing.assert_close(ll.attention(q[:, :, 6:], k, v, **fewer), want)
+    options = {"mask": ll.Strided(4) | ll.Strided(6), "bias": ll.DenseBias(torch.randn(29, 29))}
+    assert "many short spans" in ll.backend_for(q, k, v, **options).reason
+    torch.testing.assert_close(ll.attention(q, k, v, **options), reference.attention(q, k, v, **options))
 
 
 @pytest.mark.parametrize("mask", PATTERNS, ids=repr)
@@ -207,8 +202,7 @@ def test_biases_go_along_with_their_gradients(mask: Mask, N: int) -> None:
             results.append([out, *torch.autograd.grad(out, [q, k, v, *(leaves[n] for n in chosen)], dout)])
         for got, want in zip(*results, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-        carried = chosen == (6,) or (N == 31 and chosen != (6, 7))
-        assert not carried or " pass" in ll.backend_for(q, k, v, mask=mask, bias=bias).reason
+        assert " pass" in ll.backend_for(q, k, v, mask=mask, bias=bias).reason
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

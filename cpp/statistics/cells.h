@@ -20,6 +20,17 @@ struct Cells {
     // The first and the last cell that cover a place.
     int64_t first(int64_t place) const { return place * count / n; }
     int64_t last(int64_t place) const { return ((place + 1) * count - 1) / n; }
+
+    // Neighbouring cells.
+    struct Run {
+        int64_t first, last;
+        bool empty() const { return last < first; }
+        bool operator==(const Run& other) const { return first == other.first && last == other.last; }
+    };
+    // Those that cover a place, none where it does not exist.
+    Run around(int64_t place) const {
+        return place < 0 || place >= there ? Run{0, -1} : Run{first(place), last(place)};
+    }
     // The most cells that a run of so many places can meet.
     int64_t most_of(int64_t places) const { return (places * count + n - 1) / n + 2; }
 };

@@ -6,14 +6,17 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-// position − first key of the block, for every lane.
+// The distances of every lane and every key from the first key of a block.
 template <class C> struct Distances {
-    alignas(64) C from_first[kMaxLanes<C>];
+    alignas(64) C of_lane[kMaxLanes<C>];
+    C of_key[kBlock];
 
     explicit Distances(const Block<C>& b) {
-        for (int r = 0; r < b.lanes; ++r) from_first[r] = C(b.rows[min(r, b.row_count - 1)].position - b.first);
+        const int64_t first = key_place(b.p, b.first);
+        for (int r = 0; r < b.lanes; ++r) of_lane[r] = C(true_position(b.p, b.rows[min(r, b.row_count - 1)]) - first);
+        for (int64_t j = 0; j < b.n; ++j) of_key[j] = C(key_place(b.p, b.first + j) - first);
     }
-    LIMELIGHT_INLINE Vec<C> at(int lane, int64_t key) const { return magnitude<C>(load(from_first + lane) - C(key)); }
+    LIMELIGHT_INLINE Vec<C> at(int lane, int64_t key) const { return magnitude<C>(load(of_lane + lane) - of_key[key]); }
 };
 
 template <class C> class Distance : public RowSum<C> {

@@ -162,31 +162,10 @@ public:
         : TableTerm<C>(p, request, arena),
           radius_(int64_t(request.numbers.at(0))) {}
 
-    bool wants(const Block<C>& b) const override {
-        for (int r = 0; r < b.row_count; ++r)
-            if (b.rows[r].position >= b.first - radius_ && b.rows[r].position < b.first + b.n + radius_) return true;
-        return false;
-    }
+    bool wants(const Block<C>& b) const override { return comes_near(b, radius_); }
 
     void add(const GradientTile<C>&, int, const Block<C>& b, C* dp) override {
-        if (!wants(b)) return;
-        const int64_t width = this->p_.N + this->p_.M - 1;
-        const auto table = [&](const Row& row) {
-            return this->of_head(b, row.head, width) + this->p_.N - 1 + row.position - this->p_.shift - b.first;
-        };
-        if (b.consecutive()) {  // the lanes read consecutive numbers
-            const C* g = table(b.rows[0]);
-            for (int64_t j = 0; j < b.n; ++j)
-                for (int r = 0; r < b.lanes; r += kWidth<C>) {
-                    C* to = dp + j * b.lanes + r;
-                    store(to, load(to) + load(g - j + r));
-                }
-            return;
-        }
-        for (int r = 0; r < b.row_count; ++r) {
-            const C* g = table(b.rows[r]);
-            for (int64_t j = 0; j < b.n; ++j) dp[j * b.lanes + r] += g[-j];
-        }
+        if (wants(b)) add_by_diagonal(b, this->of_head(b, 0, diagonals(this->p_)), dp);
     }
 
 private:
@@ -204,40 +183,37 @@ public:
           cols_(Cells::over(keys_.end - keys_.begin, at(request, 1), at(request, 6))) {}
 
     bool wants(const Block<C>& b) const override {
-        if (b.first >= keys_.end || b.first + b.n <= keys_.begin) return false;
+        if (!b.p.places.keys && (b.first >= keys_.end || b.first + b.n <= keys_.begin)) return false;
         for (int r = 0; r < b.row_count; ++r)
-            if (b.rows[r].query >= queries_.begin && b.rows[r].query < queries_.end) return true;
+            if (queries_.has(query_place(b.p, b.rows[r].query))) return true;
         return false;
     }
 
     void add(const GradientTile<C>&, int, const Block<C>& b, C* dp) override {
         if (!wants(b)) return;
         alignas(64) C g[kMaxLanes<C>];
-        const int64_t from = max(b.first, keys_.begin), end = min(b.first + b.n, keys_.end);
-        const int64_t last = cols_.last(end - 1 - keys_.begin);
-        for (int64_t c = cols_.first(from - keys_.begin); c <= last; ++c) {
-            gather_column(b, c, g);
-            const int64_t a = max(keys_.begin + cols_.begin(c), from), z = min(keys_.begin + cols_.end(c), end);
-            for (int64_t j = a - b.first; j < z - b.first; ++j)
-                for (int r = 0; r < b.lanes; r += kWidth<C>) {
-                    C* to = dp + j * b.lanes + r;
-                    store(to, load(to) + load(g + r));
-                }
+        const auto cells_of = [&](int64_t j) { return cols_.around(key_place(b.p, b.first + j) - keys_.begin); };
+        for (int64_t j = 0, next; j < b.n; j = next) {  // keys of the same cells at a time
+            const Cells::Run cells = cells_of(j);
+            for (next = j + 1; next < b.n && cells_of(next) == cells;) ++next;
+            if (cells.empty()) continue;
+            gather_cells(b, cells, g);
+            for (int64_t i = j * b.lanes; i < next * b.lanes; i += kWidth<C>)
+                store(dp + i, load(dp + i) + load(g + i % b.lanes));
         }
     }
 
 private:
     static int64_t at(const Request& request, size_t i) { return int64_t(request.numbers.at(i)); }
 
-    // For each lane the sum of g over the cells of one column that cover its query.
-    void gather_column(const Block<C>& b, int64_t column, C* to) const {
+    // For each lane the sum of g over the cells of some columns that cover its query.
+    void gather_cells(const Block<C>& b, Cells::Run columns, C* to) const {
         std::fill_n(to, b.lanes, C(0));
         for (int r = 0; r < b.row_count; ++r) {
-            const Row& row = b.rows[r];
-            if (row.query < queries_.begin || row.query >= queries_.end) continue;
-            const C* g = this->of_head(b, row.head, rows_.count * cols_.count) + column;
-            const int64_t query = row.query - queries_.begin, last = rows_.last(query);
-            for (int64_t i = rows_.first(query); i <= last; ++i) to[r] += g[i * cols_.count];
+            const C* g = this->of_head(b, b.rows[r].head, rows_.count * cols_.count);
+            const Cells::Run rows = rows_.around(query_place(b.p, b.rows[r].query) - queries_.begin);
+            for (int64_t i = rows.first; i <= rows.last; ++i)
+                for (int64_t c = columns.first; c <= columns.last; ++c) to[r] += g[i * cols_.count + c];
         }
     }
 

@@ -2,7 +2,8 @@
 // outputs: {cells (B, Hq, rows, cols)}, numbers: {rows, cols, 1 for the maximum, side}; the window is what the picture
 // shows. With a side, cells are squares of so many queries and keys, of which those at the end cover what is left.
 // Where the window is a part of what the picture shows, its place there follows: {…, first query, queries, first key,
-// keys}.
+// keys}. Where queries and keys have places of their own, the window is all of them, and these count from −(first query)
+// and −(first key); the others are not in the picture.
 #pragma once
 
 #include "cells.h"
@@ -22,51 +23,42 @@ public:
           rows_(cells(request, 0, number(request, 5, c.queries))),
           cols_(cells(request, 1, number(request, 7, c.key_end - c.key_begin))),
           maximum_(request.numbers.at(2) != 0),
-          width_(min(cols_.most_of(c.chunk), cols_.count)) {
-        const int64_t lanes = c.tiles_per_task * c.heads_abreast * kMaxLanes<C>;
-        up_ = arena.take<int32_t>(lanes);
-        down_ = arena.take<int32_t>(lanes);
-        left_ = arena.take<int32_t>(width_);
-        right_ = arena.take<int32_t>(width_);
-    }
+          width_(p.places.keys ? cols_.count : min(cols_.most_of(c.chunk), cols_.count)),
+          of_lane_(arena.take<Cells::Run>(c.tiles_per_task * c.heads_abreast * kMaxLanes<C>)),
+          of_key_(arena.take<Cells::Run>(c.chunk)) {}
 
     size_t part_bytes() const override { return p_.Hq * rows_.count * width_ * sizeof(double); }
 
     void start_task(const Task& t, char* part) override {
         part_ = reinterpret_cast<double*>(part);
         first_ = first_cell(t.chunk);
-        for (int64_t i = 0; i < width_ && first_ + i < cols_.count; ++i) {
-            left_[i] = int32_t(c_.key_begin + cols_.begin(first_ + i) - first_key_);
-            right_[i] = int32_t(c_.key_begin + cols_.end(first_ + i) - first_key_);
-        }
+        begin_ = t.begin;
+        for (int64_t key = t.begin; key < t.end; ++key)
+            of_key_[key - t.begin] = cols_.around(key_place(p_, key) - c_.key_begin + first_key_);
     }
 
     void start(const QueryTile<C>& x, int64_t, int64_t i) override {
-        for (int r = 0; r < x.row_count; ++r) {
-            const int64_t query = x.rows[r].query - c_.query_begin + first_query_;
-            up_[i * kMaxLanes<C> + r] = int32_t(rows_.first(query));
-            down_[i * kMaxLanes<C> + r] = int32_t(rows_.last(query));
-        }
+        for (int r = 0; r < x.row_count; ++r)
+            of_lane_[i * kMaxLanes<C> + r] =
+                rows_.around(query_place(p_, x.rows[r].query) - c_.query_begin + first_query_);
     }
 
     void add(const WeightBlock<C>& w) override {
         alignas(64) C sums[kMaxLanes<C>];
         const Block<C>& b = w.block;
-        const int32_t *up = up_ + w.tile * kMaxLanes<C>, *down = down_ + w.tile * kMaxLanes<C>;
-        const int64_t begin = b.first - c_.key_begin + first_key_, last = cols_.last(begin + b.n - 1);
-        for (int64_t c = cols_.first(begin); c <= last; ++c) {
-            const int64_t at = c - first_;
-            reduce_keys(b, max(left_[at] - b.first, 0), min(right_[at] - b.first, b.n), w.not_finite, sums);
-            for (int r = 0, next; r < b.row_count; r = next) {
+        const Cells::Run *of_lane = of_lane_ + w.tile * kMaxLanes<C>, *of_key = of_key_ + (b.first - begin_);
+        for (int64_t j = 0, next; j < b.n; j = next) {  // keys of the same cells at a time
+            for (next = j + 1; next < b.n && of_key[next] == of_key[j];) ++next;
+            if (of_key[j].empty()) continue;
+            reduce_keys(b, j, next, w.not_finite, sums);
+            for (int r = 0, after; r < b.row_count; r = after) {  // and so with rows
                 const int64_t head = b.rows[r].head;
                 double x = sums[r];
-                next = r + 1;
-                if (up[r] == down[r])  // rows that lie in one cell alone go there together
-                    for (; next < b.row_count && up[next] == up[r] && down[next] == up[r] && b.rows[next].head == head;
-                         ++next)
-                        join_to(x, sums[next]);
-                for (int64_t row = up[r]; row <= down[r]; ++row)
-                    join_to(part_[(head * rows_.count + row) * width_ + at], x);
+                for (after = r + 1; after < b.row_count && of_lane[after] == of_lane[r] && b.rows[after].head == head;)
+                    join_to(x, sums[after++]);
+                for (int64_t row = of_lane[r].first; row <= of_lane[r].last; ++row)
+                    for (int64_t c = of_key[j].first; c <= of_key[j].last; ++c)
+                        join_to(part_[(head * rows_.count + row) * width_ + c - first_], x);
             }
         }
     }
@@ -96,8 +88,10 @@ private:
     static Cells cells(const Request& request, int axis, int64_t places) {
         return Cells::over(places, int64_t(request.numbers.at(axis)), int64_t(request.numbers.at(3)));
     }
-    int64_t first_cell(int64_t chunk) const { return cols_.first(first_key_ + chunk * c_.chunk); }
+    // Of those that the keys of a chunk may be in.
+    int64_t first_cell(int64_t chunk) const { return p_.places.keys ? 0 : cols_.first(first_key_ + chunk * c_.chunk); }
     int64_t last_cell(int64_t chunk) const {
+        if (p_.places.keys) return cols_.count - 1;
         return cols_.last(first_key_ + min((chunk + 1) * c_.chunk, c_.key_end - c_.key_begin) - 1);
     }
 
@@ -126,11 +120,11 @@ private:
     int64_t first_query_, first_key_;
     Cells rows_, cols_;
     bool maximum_;
-    int64_t width_;           // cells of a part, along the keys
-    int32_t *up_, *down_;     // (tile, lane): the first and the last row of cells that a query is in
-    int32_t *left_, *right_;  // by cell of the part: its first key and the one after its last
-    double* part_ = nullptr;  // (head, row, width)
-    int64_t first_ = 0;       // cell of the part
+    int64_t width_;                  // cells of a part, along the keys
+    Cells::Run *of_lane_, *of_key_;  // (tile, lane) and by key of the task: the cells that it is in
+    double* part_ = nullptr;         // (head, row, width)
+    int64_t first_ = 0;              // cell of the part
+    int64_t begin_ = 0;              // key of the task
 };
 
 }  // namespace limelight::LIMELIGHT_ISA

@@ -16,19 +16,15 @@ public:
           radius_(int64_t(request.numbers.at(0))),
           panel_(arena.take<C>(kDiagonalPanel<C>)) {}
 
-    size_t part_bytes() const override { return p_.Hq * (p_.N + p_.M - 1) * sizeof(C); }
+    size_t part_bytes() const override { return p_.Hq * diagonals(p_) * sizeof(C); }
     void start_task(const Task&, char* part) override { part_ = reinterpret_cast<C*>(part); }
 
-    bool wants(const Block<C>& b) const override {
-        for (int r = 0; r < b.row_count; ++r)
-            if (b.rows[r].position >= b.first - radius_ && b.rows[r].position < b.first + b.n + radius_) return true;
-        return false;
-    }
+    bool wants(const Block<C>& b) const override { return comes_near(b, radius_); }
 
     void add(const WeightBlock<C>& w) override { add_diagonals(w.block, w.block.s, C(1), part_, panel_); }
 
     void join(int64_t batch, const char* parts) override {
-        const int64_t n = p_.Hq * (p_.N + p_.M - 1);
+        const int64_t n = p_.Hq * diagonals(p_);
         for (int64_t i = 0; i < chunks_ * n; ++i) out_[batch * n + i % n] += reinterpret_cast<const C*>(parts)[i];
     }
 

@@ -35,6 +35,8 @@ def forward(p: Problem, v: Tensor, lowered: LoweredSpec) -> tuple[Tensor, Tensor
         i, j = torch.arange(N, device=q.device)[rows], torch.arange(M, device=q.device)[cols]
         weights, lse, allowed = _weights(p, rows, cols, i, j)
         if lowered.dropout:
+            i = i if lowered.queries is None else lowered.queries[i]
+            j = j if lowered.keys is None else lowered.keys[j]
             weights = weights * factors(lowered.dropout, lowered.seed, B, H, i, j, p.compute_dtype)
         out = _mix(weights, v[:, :, cols].to(p.compute_dtype), allowed)
         return out.to(v.dtype), lse
@@ -54,7 +56,8 @@ def forward(p: Problem, v: Tensor, lowered: LoweredSpec) -> tuple[Tensor, Tensor
 def statistics(p: Problem, asked: Sequence[Statistic], needs_grad: bool) -> list[Any]:
     """Compute statistics of the weights of a problem."""
     B, H, _, N, M, _ = p.sizes
-    mask = p.lowered_mask()
+    # A stride reaches over all keys, and its spans are as many as the pairs that it allows.
+    mask = None if p.mask is None or p.mask.reorders else p.lowered_mask()
     spans = None if mask is None else mask.spans
 
     def block(rows: slice) -> WeightsBlock:

@@ -15,7 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.backends import autograd, blocks, native, no_kernels, pass_statistics, passes, sdpa, statistic_autograd
+from limelight.backends import (
+    autograd,
+    blocks,
+    native,
+    no_kernels,
+    pass_gradients,
+    pass_statistics,
+    passes,
+    sdpa,
+    statistic_autograd,
+)
 from limelight.backends.gradients import Normalisers
 from limelight.backends.int8 import Int8Rows
 from limelight.backends.shared import SharedBackward
@@ -122,10 +132,11 @@ def statistics(
     needs_grad = _grad_enabled() and (p.requires_grad or any(x.requires_grad for x in operands))
     if not runs_natively(p) or has_subclass(*operands):
         return blocks.statistics(p, asked, needs_grad), None
+    if pass_statistics.reorders(p, asked):
+        in_passes = pass_gradients.statistics if needs_grad else pass_statistics.statistics
+        return in_passes(p, asked, known)
     if needs_grad:
         return statistic_autograd.statistics(p, asked, known, shared)
-    if pass_statistics.reorders(p, asked):
-        return pass_statistics.statistics(p, asked, known)
     return native.statistics(p.q, p.k, p.lower(), p.sizes, asked, known)
 
 
@@ -142,12 +153,17 @@ def _is_recorded(p: Problem, v: Tensor) -> bool:
     return is_traced() or (not plain and has_subclass(p.q, p.k, v))
 
 
-def _attention_and_lse(p: Problem, v: Tensor, dropout: float, backend: str | None) -> tuple[Tensor, Tensor]:
+def _attention_and_lse(
+    p: Problem, v: Tensor, dropout: float, backend: str | None, seed: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     name = _name_of_backend(p, backend)
-    found = passes.passes_of(p) if name == "native" and not dropout else None
+    seed = new_seed() if dropout and seed is None else seed
+    found = passes.passes_of(p) if name == "native" else None
     if found is not None:
-        return passes.attention(p, v, found, lambda part, values: _attention_and_lse(part, values, 0.0, backend))
-    lowered = p.lower(dropout, new_seed()) if dropout else p.lower()
+        return passes.attention(
+            p, v, found, lambda part, values: _attention_and_lse(part, values, dropout, backend, seed)
+        )
+    lowered = p.lower(dropout, seed) if dropout else p.lower()
     if name == "portable":
         return blocks.forward(p, v, lowered)
     if _is_recorded(p, v):

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from limelight.backends import native
 from limelight.backends.gradients import Normalisers
-from limelight.backends.passes import passes_of, problem_of, take
+from limelight.backends.passes import passes_of, problem_of
 from limelight.backends.running_rows import RunningRows
 from limelight.backends.statistic import Statistic
+from limelight.core.masks.merged_pass import merge
 from limelight.core.masks.passes import Pass
 from limelight.core.problem import Problem
 
@@ -33,12 +34,18 @@ def statistics(p: Problem, asked: Sequence[Statistic], known: Normalisers | None
     passes = _passes(p)
     shares = {n: both for n, x in enumerate(asked) if x.mask is not None and (both := _restricted(p, x)) is not None}
     others = {n: x for n, x in enumerate(asked) if n not in shares}
-    joined = {n: x for n, x in others.items() if passes and x.mask is None and x.joins(passes)}
+    in_passes = {n: x for n, x in others.items() if passes and x.mask is None}
+    several = passes is not None and len(passes) > 1
+    whole = {n: x for n, x in in_passes.items() if several and x.needs_whole_rows}
+    joined = {n: x for n, x in in_passes.items() if n not in whole}
     results: dict[int, Any] = {}
     if passes and (joined or known is None):
         outputs, known = _join_passes(p, passes, list(joined.values()), known)
         results |= {n: x.result(out, p.sizes) for (n, x), out in zip(joined.items(), outputs, strict=True)}
-    spanned = {n: x for n, x in others.items() if n not in joined}
+    if passes and whole:
+        outputs, known = _join_passes(p, [merge(passes, p.sizes.N, p.sizes.M)], list(whole.values()), known)
+        results |= {n: x.result(out, p.sizes) for (n, x), out in zip(whole.items(), outputs, strict=True)}
+    spanned = {n: x for n, x in others.items() if n not in in_passes}
     if spanned or known is None:
         found, known = native.statistics(p.q, p.k, p.lower(), p.sizes, list(spanned.values()), known)
         results |= zip(spanned, found, strict=True)
@@ -62,8 +69,8 @@ def _join_passes(
     running = _no_rows(p)
     for x in passes if asked or known is None else ():
         part = problem_of(p, x, sink=p.sink)
-        of_pass = [y if y.operand is None else y.with_operand(take(y.operand, x.queries)) for y in asked]
-        rows = known if known is None or x.queries is None else _at(known, x.queries)
+        of_pass = [y.of_pass(x, p.sizes) for y in asked]
+        rows = None if known is None else rows_at(known, x.queries)
         outputs, found = native.statistics_outputs(part.q, part.k, part.lower(), part.sizes, of_pass, rows)
         for y, total, output in zip(asked, totals, outputs, strict=True):
             y.add_pass(total, output, x)
@@ -103,14 +110,30 @@ def _add_rows(running: RunningRows, x: Pass, found: Normalisers) -> None:
         y[:, :, x.queries] = changed
 
 
-def _at(known: Normalisers, queries: Tensor) -> Normalisers:
+def rows_at(known: Normalisers, queries: Tensor | None) -> Normalisers:
+    """The normalisers of some rows; None stands for all."""
+    if queries is None:
+        return known
     return Normalisers(known.lse[:, :, queries], known.scaled[:, :, :, queries])
+
+
+def parts_of(p: Problem) -> list[tuple[Problem, Pass]]:
+    """The problems of the passes, without the sink, or the problem itself where it is computed in its own order."""
+    passes = _passes(p)
+    if passes is None:
+        return [(Problem(p.q, p.k, p.spec._replace(sink=None)), Pass(None, None, None, "in order", 1))]
+    return [(problem_of(p, x), x) for x in passes]
+
+
+def restricted(p: Problem, x: Statistic) -> Problem:
+    """The problem under the mask of a statistic as well, without the sink."""
+    mask = x.mask if p.mask is None or x.mask is None else p.mask & x.mask
+    return Problem(p.q, p.k, p.spec._replace(mask=mask, sink=None))
 
 
 def _restricted(p: Problem, x: Statistic) -> tuple[Problem, list[Pass]] | None:
     """The problem under the mask of a statistic as well, and its passes, or None where it has none."""
-    mask = x.mask if p.mask is None or x.mask is None else p.mask & x.mask
-    both = Problem(p.q, p.k, p.spec._replace(mask=mask, sink=None))
+    both = restricted(p, x)
     passes = _passes(both)
     return None if passes is None else (both, passes)
 

@@ -17,8 +17,8 @@ from torch.nn.functional import softplus
 from limelight.backends import native
 from limelight.core.masks import Spans
 from limelight.core.masks.passes import Pass, plan
-from limelight.core.pass_biases import can_carry, carry
-from limelight.core.problem import Problem
+from limelight.core.pass_biases import carry
+from limelight.core.problem import LoweredSpec, Problem
 from limelight.core.tracing import has_subclass, is_traced
 
 Attend = Callable[[Problem, Tensor], tuple[Tensor, Tensor]]
@@ -31,11 +31,7 @@ def passes_of(p: Problem) -> list[Pass] | None:
         return None
     if is_traced() or has_subclass(p.q, p.k):
         return None
-    N, M = p.sizes.N, p.sizes.M
-    found = plan(p.mask, N, M)
-    if found is None or p.bias is None or all(can_carry(p.bias, x, N, M) for x in found):
-        return found
-    return None
+    return plan(p.mask, p.sizes.N, p.sizes.M)
 
 
 def describe(p: Problem) -> str:
@@ -43,8 +39,7 @@ def describe(p: Problem) -> str:
     found = passes_of(p)
     if found is not None:
         return f"in {len(found)} pass{'' if len(found) == 1 else 'es'}: {', '.join(x.order for x in found)}"
-    why = "the mask" if p.bias is None else "the bias"
-    return f"as many short spans of keys for each query (slow): {why} keeps queries and keys in their order"
+    return "as many short spans of keys for each query (slow): no order of queries and keys has few spans for this mask"
 
 
 def attention(p: Problem, v: Tensor, passes: Sequence[Pass], attend: Attend) -> tuple[Tensor, Tensor]:
@@ -106,7 +101,23 @@ def problem_of(p: Problem, x: Pass, *, sink: Tensor | None = None) -> Problem:
     """Make the problem of the queries and keys of a pass, without the sink unless one is given."""
     bias = None if p.bias is None else carry(p.bias, x, p.sizes.N, p.sizes.M, p.compute_dtype)
     spec = p.spec._replace(mask=None if x.spans is None else Spans(x.spans), bias=bias, sink=sink)
-    return Problem(take(p.q, x.queries), take(p.k, x.keys), spec)
+    if x.places is None:
+        return Problem(p.q, p.k, spec)
+    part = _ChosenProblem(take(p.q, x.queries), take(p.k, x.keys), spec)
+    part.places, part.whole = x.places, (p.sizes.N, p.sizes.M)
+    return part
+
+
+class _ChosenProblem(Problem):
+    """The problem of queries and keys chosen from a matrix of ``whole`` sizes; the kernels get their places in it."""
+
+    __slots__ = ("places", "whole")
+    places: tuple[Tensor, Tensor]
+    whole: tuple[int, int]
+
+    def lower(self, dropout: float = 0.0, seed: Tensor | None = None) -> LoweredSpec:
+        queries, keys = self.places
+        return super().lower(dropout, seed)._replace(queries=queries, keys=keys, whole=self.whole)
 
 
 def take(x: Tensor, places: Tensor | None) -> Tensor:

@@ -58,6 +58,7 @@ class Statistic:
     mask: Mask | None = None  # a mask that the kernel takes; the result is each row's weight on what it allows
     operand: Tensor | None = None  # a tensor (B, H, N, width) that the kernel takes, to which a gradient may flow
     window: Window | None = None  # None for the whole matrix
+    needs_whole_rows: ClassVar[bool] = False  # cannot be made of parts of the rows
 
     @property
     def has_kernel_gradient(self) -> bool:
@@ -84,9 +85,11 @@ class Statistic:
         """Return the result, made of the tensors that the kernel wrote."""
         return outputs[0]
 
-    def joins(self, passes: Sequence[Pass]) -> bool:
-        """Return True if ``add_pass`` makes the whole of these passes; else the kernel walks the spans of the mask."""
-        return True
+    def of_pass(self, x: Pass, sizes: Sizes) -> Statistic:
+        """The statistic as it is asked of the queries and keys of a pass, of a matrix of these sizes."""
+        if self.operand is None or x.queries is None:
+            return self
+        return self.with_operand(self.operand.index_select(2, x.queries))
 
     def add_pass(self, total: list[Tensor], part: list[Tensor], x: Pass) -> None:
         """Add what the kernel wrote for the queries and keys of a pass to what it writes for all of them.
@@ -106,6 +109,10 @@ class Statistic:
     def output_gradient(self, gradient: Tensor, sizes: Sizes) -> Tensor:
         """The gradient of what the kernel writes; by default that is the result."""
         return gradient
+
+    def pass_gradient(self, gradient: Tensor, x: Pass) -> Tensor:
+        """The part of the gradient of what the kernel writes that belongs to a pass; by default that of its rows."""
+        return gradient if x.queries is None else gradient.index_select(2, x.queries)
 
     def gradient_numbers(self, sizes: Sizes) -> list[float]:
         """The numbers that the kernel of the gradient takes."""

@@ -43,14 +43,9 @@ class _Statistics(torch.autograd.Function):
         """Return the results one after the other, and the normalisers, which have no gradient here."""
         lowered = LoweredSpec(*spec)
         results, normalisers = native.statistics(q, k, lowered, Sizes.of(q, k), asked, known)
-        parts = [statistic.flatten(result) for statistic, result in zip(asked, results, strict=True)]
+        flat, kept = flatten(ctx, asked, results, normalisers)
         ctx.asked, ctx.shared = asked, shared
-        ctx.set_materialize_grads(False)
-        # A result of the kernels' own gradients is one tensor.
-        kept = [part[0] for statistic, part in zip(asked, parts, strict=True) if statistic.has_kernel_gradient]
         autograd.save(ctx, (operand, q, k, *spec), (*kept, *normalisers))
-        flat = [x for part in parts for x in part]
-        ctx.mark_non_differentiable(*normalisers, *(x for x in flat if not x.is_floating_point()))
         return *flat, *normalisers
 
     @staticmethod
@@ -58,21 +53,9 @@ class _Statistics(torch.autograd.Function):
         """Add the gradients of statistics to those of attention, or compute them apart."""
         inputs, (*kept, lse, scaled) = autograd.saved(ctx)
         needed = ctx.needs_input_grad[3:]
-        remaining = list(gradients)
-        by_statistic = [(x, x.unflatten(remaining)) for x in ctx.asked]
-        arrived = [x for x in gradients if x is not None]
-        if torch.is_grad_enabled() or is_traced() or has_subclass(*arrived):
-            return None, None, None, *_differentiate_statistics(inputs, needed, by_statistic)
-        terms, others = [], []
-        for statistic, gradient in by_statistic:
-            if not statistic.has_kernel_gradient:
-                others.append((statistic, gradient))
-                continue
-            result = kept.pop(0)
-            if gradient is not None:
-                terms.append(Term(statistic, result, gradient))
+        terms, others = split(ctx.asked, kept, gradients)
         found: list[Tensor | None] = [None] * len(inputs)
-        if any(x is not None for statistic, gradient in others for x in statistic.flatten(gradient)):
+        if others:
             found = _differentiate_statistics(inputs, needed, others)
         _, needs_q, needs_k, *needs_spec = needed
         wanted = Wanted(*(needs_spec[i] for i in autograd.PLACES))
@@ -88,6 +71,42 @@ class _Statistics(torch.autograd.Function):
         return None, None, None, *found
 
 
+def flatten(
+    ctx: Any, asked: Sequence[Statistic], results: Sequence[Any], normalisers: Normalisers
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the tensors of results, and those results for whose gradient there are kernels; mark what has none."""
+    ctx.set_materialize_grads(False)
+    parts = [statistic.flatten(result) for statistic, result in zip(asked, results, strict=True)]
+    # A result of the kernels' own gradients is one tensor.
+    kept = [part[0] for statistic, part in zip(asked, parts, strict=True) if statistic.has_kernel_gradient]
+    flat = [x for part in parts for x in part]
+    ctx.mark_non_differentiable(*normalisers, *(x for x in flat if not x.is_floating_point()))
+    return flat, kept
+
+
+def split(
+    asked: Sequence[Statistic], kept: list[Tensor], gradients: Sequence[Tensor | None]
+) -> tuple[list[Term], list[tuple[Statistic, Any]]]:
+    """Split statistics into those that the kernels differentiate and the others, with the gradients of their results.
+
+    ``kept`` are the results of the statistics for which there are kernels. None of them differentiates a gradient that
+    may be differentiated itself.
+    """
+    remaining: list[Any] = list(gradients)
+    by_statistic = [(x, x.unflatten(remaining)) for x in asked]
+    by_torch = torch.is_grad_enabled() or is_traced() or has_subclass(*(x for x in gradients if x is not None))
+    terms, others = [], []
+    for statistic, gradient in by_statistic:
+        result = kept.pop(0) if statistic.has_kernel_gradient else None
+        if all(x is None for x in statistic.flatten(gradient)):
+            continue
+        if result is None or by_torch:
+            others.append((statistic, gradient))
+        else:
+            terms.append(Term(statistic, result, gradient))
+    return terms, others
+
+
 def _differentiate_statistics(
     inputs: Sequence[Any], needed: Sequence[bool], asked: Sequence[tuple[Statistic, Any]]
 ) -> list[Tensor | None]:
@@ -96,9 +115,21 @@ def _differentiate_statistics(
     if not twice:
         inputs = [x.detach().requires_grad_() if w else x for x, w in zip(inputs, needed, strict=True)]
     operand, q, k, *spec = inputs
+    return differentiate_blocks(problem_from_lowered(q, k, LoweredSpec(*spec)), operand, inputs, needed, asked)
+
+
+def differentiate_blocks(
+    p: Problem,
+    operand: Any,
+    inputs: Sequence[Any],
+    needed: Sequence[bool],
+    asked: Sequence[tuple[Statistic, Any]],
+) -> list[Tensor | None]:
+    """Differentiate statistics of a problem that plain torch computes, by the inputs that need it."""
+    twice = torch.is_grad_enabled()
     statistics = [x if x.operand is None else x.with_operand(operand) for x, _ in asked]
     with torch.enable_grad():
-        results = blocks.statistics(problem_from_lowered(q, k, LoweredSpec(*spec)), statistics, True)
+        results = blocks.statistics(p, statistics, True)
     used = [
         (x, g.to(x.dtype))
         for statistic, result, (_, gradient) in zip(statistics, results, asked, strict=True)

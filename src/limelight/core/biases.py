@@ -302,6 +302,32 @@ class Offsets(Bias):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class AtPlaces(Bias):
+    """A bias for queries and keys chosen from ``N`` queries and ``M`` keys; its lowered form is that of all of them."""
+
+    bias: Bias
+    queries: Tensor  # places among N
+    keys: Tensor  # places among M
+    N: int
+    M: int
+
+    def values(self, i: Tensor, j: Tensor, N: int, M: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self.bias.values(self.queries[i], self.keys[j], self.N, self.M, dtype)
+
+    def lower(self, N: int, M: int, dtype: torch.dtype | None = None) -> LoweredBias:
+        return self.bias.lower(self.N, self.M, dtype)
+
+    def tensors(self) -> list[Tensor]:
+        return self.bias.tensors()
+
+    def batch_and_heads(self) -> tuple[int, int]:
+        return self.bias.batch_and_heads()
+
+    def __repr__(self) -> str:
+        return f"AtPlaces({self.bias!r})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Sum(Bias):
     """``left + right``."""
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
-from limelight.core.biases import ALiBi, Bias, DenseBias, Offsets
+from limelight.core.biases import ALiBi, AtPlaces, Bias, DenseBias, Offsets
 from limelight.core.checks import (
     check_device,
     check_finite,
@@ -70,6 +70,11 @@ class LoweredSpec(NamedTuple):
     softcap: float
     dropout: float
     seed: Tensor | None
+    # Where queries and keys are chosen from a larger matrix: their places in it, (N,) and (M,), and its sizes. Offsets
+    # and bias are those of the matrix; spans, mask and slopes are those of the chosen ones in their own order.
+    queries: Tensor | None = None
+    keys: Tensor | None = None
+    whole: Sequence[int] = ()
 
 
 class Sizes(NamedTuple):
@@ -240,9 +245,11 @@ def problem_from_lowered(q: Tensor, k: Tensor, lowered: LoweredSpec) -> Problem:
     """Make the problem that lowers to this specification."""
     masks: list[Mask] = [Spans(lowered.spans)] if lowered.spans is not None else []
     masks += [Dense(lowered.mask)] if lowered.mask is not None else []
-    biases: list[Bias] = [ALiBi(lowered.slopes)] if lowered.slopes is not None else []
-    biases += [Offsets(lowered.offsets)] if lowered.offsets is not None else []
+    biases: list[Bias] = [Offsets(lowered.offsets)] if lowered.offsets is not None else []
     biases += [DenseBias(lowered.bias)] if lowered.bias is not None else []
+    if lowered.queries is not None and lowered.keys is not None:
+        biases = [AtPlaces(x, lowered.queries, lowered.keys, *lowered.whole) for x in biases]
+    biases += [ALiBi(lowered.slopes)] if lowered.slopes is not None else []
     spec = AttentionSpec(
         mask=functools.reduce(operator.and_, masks) if masks else None,
         bias=functools.reduce(operator.add, biases) if biases else None,

@@ -7,7 +7,6 @@ process that holds the key. Pictures of the whole matrix are summed over all pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from limelight.matrix.statistics.distance import Distance
 from limelight.matrix.statistics.entropy import Entropy
 from limelight.matrix.statistics.mass import Mass
 from limelight.matrix.statistics.max import Max
-from limelight.matrix.statistics.pool import Pool
+from limelight.matrix.statistics.pool import PartOfPicture, Pool
 from limelight.matrix.statistics.profile import Profile
 from limelight.matrix.statistics.received import Received
 from limelight.matrix.statistics.similarity import Similarity, unscaled_products
@@ -145,7 +144,7 @@ class PoolPart(WholePart):
         if top >= bottom or left >= right:
             return None
         q, k = where.queries.begin, where.keys.begin
-        return _PartOfPicture(
+        return PartOfPicture(
             self.statistic.rows,
             self.statistic.cols,
             self.statistic.reduce,
@@ -176,19 +175,6 @@ class SimilarityPart(WholePart):
 
     def result(self, processes: Processes) -> Any:
         return super().result(processes).to(self._shards.problem.compute_dtype)
-
-
-@dataclass(frozen=True)
-class _PartOfPicture(Pool):
-    """A picture of one rectangle inside the window of a larger picture."""
-
-    first_query: int = 0
-    queries: int = 0
-    first_key: int = 0
-    keys: int = 0
-
-    def numbers(self) -> list[float]:
-        return [*super().numbers(), self.first_query, self.queries, self.first_key, self.keys]
 
 
 ROWS = (Entropy, Mass, Distance, Max, TopK)

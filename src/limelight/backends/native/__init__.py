@@ -2,7 +2,7 @@
 
 from limelight.backends.native.description import WHOLE, Place
 from limelight.backends.native.extension import built, kernels
-from limelight.backends.native.gradient import backward, backward_of_inputs
+from limelight.backends.native.gradient import backward, backward_of_inputs, row_sums
 from limelight.backends.native.memory import empty_output, read_once, readable, zeros_like
 from limelight.backends.native.outputs import (
     Cut,
@@ -54,6 +54,7 @@ __all__ = [
     "readable",
     "rms_norm",
     "rotate",
+    "row_sums",
     "set_isa",
     "shares_threads",
     "statistics",

@@ -34,10 +34,22 @@ WHOLE = Place()
 class Operands:
     """A lowered specification as the kernels take it; holds the tensors that their addresses point into."""
 
-    __slots__ = ("_bias", "_lowered", "_mask", "_offsets", "_plain", "_sink", "_sizes", "_slopes", "_temperature")
+    __slots__ = (
+        "_bias",
+        "_lowered",
+        "_mask",
+        "_offsets",
+        "_plain",
+        "_sink",
+        "_sizes",
+        "_slopes",
+        "_temperature",
+        "_whole",
+    )
 
     def __init__(self, lowered: LoweredSpec, q: Tensor, sizes: Sizes) -> None:
         self._lowered, self._sizes = lowered, sizes
+        self._whole = sizes_of_matrix(lowered, sizes) if lowered.whole else sizes
         self._temperature = float(lowered.temperature)
         masked = lowered.spans is not None or lowered.mask is not None
         self._mask = LoweredMask(lowered.spans, lowered.mask) if masked else None
@@ -48,13 +60,13 @@ class Operands:
         self._bias = bias
         offsets = lowered.offsets
         if offsets is not None:
-            assert offsets.shape[1] == sizes.N + sizes.M - 1
+            assert offsets.shape[1] == self._whole.N + self._whole.M - 1
             offsets = _in_log2_units(_by_head(offsets, q), self._temperature)
         self._offsets = offsets
         self._slopes = None if lowered.slopes is None else _by_head(lowered.slopes, q)
         self._sink = None if lowered.sink is None else _by_head(lowered.sink, q)
         biased = bias is not None or offsets is not None or lowered.slopes is not None or lowered.sink is not None
-        self._plain = not biased and not lowered.dropout
+        self._plain = not biased and not lowered.dropout and not lowered.whole
 
     def problem(
         self,
@@ -95,14 +107,20 @@ class Operands:
     def _others(self, place: Place) -> dict[str, Any]:
         lowered = self._lowered
         return {
-            "bias": None if self._bias is None else grid(self._bias, self._sizes),
+            "bias": None if self._bias is None else grid(self._bias, self._whole),
             "slopes": address_or_0(self._slopes),
             "offsets": address_or_0(self._offsets),
             "sink": address_or_0(self._sink),
             "dropout": lowered.dropout,
             "seed": 0 if lowered.seed is None else int(lowered.seed),
             "place": place,
+            "places": (address_or_0(lowered.queries), address_or_0(lowered.keys), *(lowered.whole or (0, 0))),
         }
+
+
+def sizes_of_matrix(lowered: LoweredSpec, sizes: Sizes) -> Sizes:
+    """Return the sizes of the matrix from which queries and keys are chosen, or those of the problem."""
+    return sizes._replace(N=lowered.whole[0], M=lowered.whole[1]) if lowered.whole else sizes
 
 
 def _by_head(x: Tensor, q: Tensor) -> Tensor:

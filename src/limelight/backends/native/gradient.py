@@ -19,10 +19,10 @@ from limelight.backends.gradients import (
     temperature_gradient,
 )
 from limelight.backends.native.addresses import address, address_or_0, allowed_keys, grid
-from limelight.backends.native.description import WHOLE, Operands, Place
+from limelight.backends.native.description import WHOLE, Operands, Place, sizes_of_matrix
 from limelight.backends.native.extension import TYPES, kernels
 from limelight.backends.native.memory import readable, zeros_like
-from limelight.core.masks import LoweredMask, lower_mask
+from limelight.core.masks import lower_mask
 from limelight.core.problem import LoweredSpec, Sizes, compute_dtype
 
 
@@ -60,13 +60,8 @@ def backward(
     if known is not None:
         dlse = -known if dlse is None else dlse - known
     dlse = None if dlse is None else dlse.to(dtype).contiguous()
-    coefficients = [x.statistic.output_gradient(x.gradient, sizes).to(dtype).contiguous() for x in terms]
-    asked = [x.statistic.mask for x in terms]
-    masks = [
-        x if x is None else lower_mask(x, sizes.N, sizes.M) for x in asked
-    ]  # held until the kernels have read them
     if 0 not in sizes[:5]:
-        operands = Operands(lowered, q, sizes)
+        operands, described = Operands(lowered, q, sizes), _DescribedTerms(terms, sizes, dtype)
         _run(
             operands.problem(q, k, v, out, scaled=normalisers.scaled, place=place),
             dout,
@@ -75,12 +70,27 @@ def backward(
             dv,
             dlse=address_or_0(dlse),
             part=into is not None,
-            terms=[_request(*term, sizes) for term in zip(terms, coefficients, masks, strict=True)],
-            **learned.described(sizes),
+            terms=described.requests,
+            **learned.described(),
         )
     if into is None:
         dq, dk, dv = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
     return Gradients(dq, dk, dv if has_values else None, *learned.results(normalisers, lowered, wanted))
+
+
+def row_sums(q: Tensor, k: Tensor, normalisers: Normalisers, lowered: LoweredSpec, terms: Sequence[Term]) -> Tensor:
+    """Return ``Σ_j a_ij · d_ij`` over the keys of a part, ``(B, Hq, N)``, where terms give the weights the gradient d.
+
+    Terms whose sums follow from their results have no part in it.
+    """
+    q, k = readable("q", q), readable("k", k)
+    sizes, dtype, none = Sizes.of(q, k), compute_dtype(q), q[..., :0]
+    sums = torch.zeros(sizes.B, sizes.Hq, sizes.N, dtype=dtype)
+    operands, described = Operands(lowered, q, sizes), _DescribedTerms(terms, sizes, dtype)
+    scaled = normalisers.scaled.contiguous()
+    problem = operands.problem(q, k, k[..., :0], none, scaled=scaled)
+    _run(problem, none, none, none, none, terms=described.requests, part=True, sums=address(sums))
+    return sums
 
 
 def backward_of_inputs(
@@ -124,15 +134,22 @@ def _run(problem: kernels.Problem, dout: Tensor, dq: Tensor, dk: Tensor, dv: Ten
     kernels.backward(problem, gradients, torch.get_num_threads())
 
 
-def _request(term: Term, coefficient: Tensor, mask: LoweredMask | None, sizes: Sizes) -> kernels.Request:
-    """Describe a statistic whose result has a gradient; coefficient and mask must live until the call is over."""
-    statistic = term.statistic
-    return kernels.Request(
-        name=statistic.kernel,
-        outputs=[address(coefficient)],
-        numbers=statistic.gradient_numbers(sizes),
-        mask=allowed_keys(mask, sizes),
-    )
+class _DescribedTerms:
+    """Statistics whose results have gradients, as the kernels take them; holds the tensors that they read."""
+
+    def __init__(self, terms: Sequence[Term], sizes: Sizes, dtype: torch.dtype) -> None:
+        asked = [x.statistic for x in terms]
+        self._gradients = [x.statistic.output_gradient(x.gradient, sizes).to(dtype).contiguous() for x in terms]
+        self._masks = [None if x.mask is None else lower_mask(x.mask, sizes.N, sizes.M) for x in asked]
+        self.requests = [
+            kernels.Request(
+                name=statistic.kernel,
+                outputs=[address(gradient)],
+                numbers=statistic.gradient_numbers(sizes),
+                mask=allowed_keys(mask, sizes),
+            )
+            for statistic, gradient, mask in zip(asked, self._gradients, self._masks, strict=True)
+        ]
 
 
 class _LearnedSums:
@@ -145,7 +162,8 @@ class _LearnedSums:
     d_temperature: Tensor | None = None
 
     def __init__(self, lowered: LoweredSpec, wanted: Wanted, sizes: Sizes, dtype: torch.dtype) -> None:
-        B, Hq, _, N, M, _ = sizes
+        B, Hq, _, N, _, _ = sizes
+        self._whole = whole = sizes_of_matrix(lowered, sizes)
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=dtype)
@@ -153,7 +171,7 @@ class _LearnedSums:
         if wanted.slopes:
             self.slopes = zeros(Hq)
         if wanted.offsets:
-            self.offsets = zeros(Hq, N + M - 1)
+            self.offsets = zeros(Hq, whole.N + whole.M - 1)
         if wanted.bias:
             assert lowered.bias is not None
             self.bias = zeros(*(1,) * (4 - lowered.bias.ndim), *lowered.bias.shape)
@@ -162,10 +180,10 @@ class _LearnedSums:
         if wanted.temperature:
             self.d_temperature = zeros(B, Hq, N)
 
-    def described(self, sizes: Sizes) -> dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """Return them as the kernels take them."""
         return {
-            "bias": None if self.bias is None else grid(self.bias, sizes),
+            "bias": None if self.bias is None else grid(self.bias, self._whole),
             "offsets": address_or_0(self.offsets),
             "slopes": address_or_0(self.slopes),
             "d_temperature": address_or_0(self.d_temperature),
@@ -190,7 +208,7 @@ class _NoSums(_LearnedSums):
     def __init__(self) -> None:
         pass
 
-    def described(self, sizes: Sizes) -> dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         return {}
 
     def results(self, normalisers: Normalisers, lowered: LoweredSpec, wanted: Wanted) -> tuple[Tensor | None, ...]:

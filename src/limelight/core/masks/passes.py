@@ -40,6 +40,7 @@ class Pass(NamedTuple):
     spans: Tensor | None  # (batch or 1, n, count, 2), int32
     order: str  # in words
     step: int | None  # positions are so many times as far apart as their places in this order; None where they vary
+    places: tuple[Tensor, Tensor] | None = None  # of queries and keys, unless both are in their own order
 
 
 def plan(mask: Mask, N: int, M: int) -> list[Pass] | None:
@@ -75,12 +76,17 @@ def _plan(mask: Mask, N: int, M: int) -> list[Pass] | None:
         found = order.arrange(lowered.spans, N, M)
         if found.spans is not None and found.spans.shape[2] > _MOST_SPANS:
             return None
-        passes.append(found)
+        passes.append(found if found.queries is found.keys is None else found._replace(places=_places(found, N, M)))
         factor = order.mask()
         whole = factor if rest is None else rest if factor is None else factor & rest
         if whole is not None:
             before = whole if before is None else before | whole
     return passes
+
+
+def _places(x: Pass, N: int, M: int) -> tuple[Tensor, Tensor]:
+    queries, keys = (torch.arange(n) if y is None else y for n, y in ((N, x.queries), (M, x.keys)))
+    return queries.contiguous(), keys.contiguous()
 
 
 def _union(masks: list[Mask | None]) -> Mask | None:

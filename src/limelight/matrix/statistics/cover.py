@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from limelight.backends import WeightsBlock
 from limelight.core.checks import check_number
-from limelight.core.masks.passes import Pass
 from limelight.core.problem import Sizes
 from limelight.matrix.statistics.asked import AskedStatistic
 
@@ -25,6 +23,7 @@ class Cover(AskedStatistic):
 
     share: float
     kernel = "cover"
+    needs_whole_rows = True
 
     @classmethod
     def asked(cls, weights: Weights, value: Any) -> AskedStatistic | None:
@@ -48,10 +47,6 @@ class Cover(AskedStatistic):
 
     def numbers(self) -> list[float]:
         return [self.share]
-
-    def joins(self, passes: Sequence[Pass]) -> bool:
-        """Return True for one pass: the strongest keys of several cannot be counted apart."""
-        return len(passes) == 1
 
 
 def cover(self: Weights, share: float) -> Tensor:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from limelight.backends import WeightsBlock, add_at
+from limelight.backends import WeightsBlock
 from limelight.core.masks import positions
-from limelight.core.masks.passes import Pass
 from limelight.matrix.statistics.asked import YesOrNo
 
 if TYPE_CHECKING:
@@ -25,13 +23,6 @@ class Distance(YesOrNo):
     def of_block(self, block: WeightsBlock) -> Tensor:
         distances = (positions(block.i, block.N, block.M)[:, None] - block.j).abs()
         return (block.weights * distances).sum(-1)
-
-    def joins(self, passes: Sequence[Pass]) -> bool:
-        return all(x.step is not None for x in passes)
-
-    def add_pass(self, total: list[Tensor], part: list[Tensor], x: Pass) -> None:
-        assert x.step is not None
-        add_at(total[0], x.queries, x.step * part[0])
 
 
 def distance(self: Weights) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from limelight.backends import WeightsBlock, Window
+from limelight.backends import Statistic, WeightsBlock, Window
 from limelight.core.checks import check_count
 from limelight.core.masks.passes import Pass
 from limelight.core.problem import Sizes
@@ -107,9 +107,21 @@ class Pool(AskedStatistic):
     def numbers(self) -> list[float]:
         return [self.rows, self.cols, self.reduce == "max", self.side]
 
-    def joins(self, passes: Sequence[Pass]) -> bool:
-        """Return False: neighbours in a cell are apart in other orders."""
-        return False
+    def of_pass(self, x: Pass, sizes: Sizes) -> Statistic:
+        """Return the whole picture, to which the pass adds what its queries and keys have in the window."""
+        if x.places is None:
+            return self
+        w = self.window or Window(0, sizes.N, 0, sizes.M)
+        queries, keys = w.query_end - w.query_begin, w.key_end - w.key_begin
+        return PartOfPicture(
+            self.rows, self.cols, self.reduce, None, self.side, -w.query_begin, queries, -w.key_begin, keys
+        )
+
+    def add_pass(self, total: list[Tensor], part: list[Tensor], x: Pass) -> None:
+        total[0] = total[0] + part[0] if self.reduce == "mean" else torch.maximum(total[0], part[0])
+
+    def pass_gradient(self, gradient: Tensor, x: Pass) -> Tensor:
+        return gradient
 
     def weighted_gradient(self, gradient: Tensor, result: Tensor, total: Tensor | float) -> None:
         return None
@@ -125,6 +137,19 @@ class Pool(AskedStatistic):
         """The cells down and across, the window that they show, and the side of a cell or 0."""
         w = self.window or Window(0, sizes.N, 0, sizes.M)
         return [self.rows, self.cols, w.query_begin, w.query_end, w.key_begin, w.key_end, self.side]
+
+
+@dataclass(frozen=True)
+class PartOfPicture(Pool):
+    """What some queries and keys add to a larger picture: the place of the first ones in it, and its size."""
+
+    first_query: int = 0
+    queries: int = 0
+    first_key: int = 0
+    keys: int = 0
+
+    def numbers(self) -> list[float]:
+        return [*super().numbers(), self.first_query, self.queries, self.first_key, self.keys]
 
 
 def _largest(x: Tensor) -> Tensor:

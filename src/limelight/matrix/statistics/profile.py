@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from limelight.backends import WeightsBlock, sum_parts
+from limelight.backends import Statistic, WeightsBlock, sum_parts
 from limelight.core.checks import check_count
 from limelight.core.masks import positions
 from limelight.core.masks.passes import Pass
@@ -26,6 +26,7 @@ class Profile(AskedStatistic):
     """The mean weight at every distance ``key - position`` from ``-radius`` to ``radius``."""
 
     radius: int
+    whole: Sizes | None = None  # of the matrix from which the queries and keys of a pass were chosen
     kernel = "profile"
     has_kernel_gradient = True
 
@@ -54,7 +55,8 @@ class Profile(AskedStatistic):
         return ((N - d).clamp(max=N) - (N - M - d).clamp(min=0)).clamp(min=1)
 
     def outputs(self, sizes: Sizes, dtype: torch.dtype) -> list[Tensor]:
-        return [torch.zeros(sizes.B, sizes.Hq, sizes.N + sizes.M - 1, dtype=dtype)]
+        N, M = (self.whole or sizes)[3:5]
+        return [torch.zeros(sizes.B, sizes.Hq, N + M - 1, dtype=dtype)]
 
     def numbers(self) -> list[float]:
         return [self.radius]
@@ -67,21 +69,14 @@ class Profile(AskedStatistic):
         found = torch.where(exists, sums[..., torch.where(exists, N - 1 - d, 0)], 0.0)
         return found / self.counts(N, M, sums.device)
 
-    def joins(self, passes: Sequence[Pass]) -> bool:
-        return all(x.step is not None for x in passes)
+    def of_pass(self, x: Pass, sizes: Sizes) -> Statistic:
+        return self if x.places is None else replace(self, whole=sizes)
 
     def add_pass(self, total: list[Tensor], part: list[Tensor], x: Pass) -> None:
-        """Add the sums by distance, of which those of a pass lie ``step`` apart."""
-        assert x.step is not None
-        (sums,), (found,) = total, part
-        if x.step == 1:
-            sums += found
-            return
-        zero = sums.shape[-1] // 2  # the place of distance 0, where there are as many queries as keys
-        reach = zero // x.step
-        sums[..., zero - reach * x.step : zero + reach * x.step + 1 : x.step] += found[
-            ..., zero - reach : zero + reach + 1
-        ]
+        total[0] += part[0]
+
+    def pass_gradient(self, gradient: Tensor, x: Pass) -> Tensor:
+        return gradient
 
     def weighted_gradient(self, gradient: Tensor, result: Tensor, total: Tensor | float) -> None:
         return None

@@ -32,6 +32,9 @@ class Received(YesOrNo):
     def add_pass(self, total: list[Tensor], part: list[Tensor], x: Pass) -> None:
         add_at(total[0], x.keys, part[0])
 
+    def pass_gradient(self, gradient: Tensor, x: Pass) -> Tensor:
+        return gradient if x.keys is None else gradient.index_select(2, x.keys)
+
     def outputs(self, sizes: Sizes, dtype: torch.dtype) -> list[Tensor]:
         return [torch.zeros(sizes.B, sizes.Hq, sizes.M, dtype=dtype)]
 

@@ -101,9 +101,9 @@ def _measure(quick: bool, threads: list[int], wanted: str, with_peers: bool) -> 
         click.echo(f"warning: {warning}", err=True)
     machine = describe(threads)
     seconds = 0.1 if quick else 1.0
-    jobs = [(c, t) for t in threads for c in chosen]
+    jobs = [(case, count) for count in threads for case in chosen]
     with progress(messages_console()) as advance:
-        results = [run(c, t, seconds, with_peers) for c, t in tracked(jobs, "measuring", advance)]
+        results = [run(case, count, seconds, with_peers) for case, count in tracked(jobs, "measuring", advance)]
     return {**machine, "busy": warning, "results": results}
 
 
@@ -121,7 +121,7 @@ def _show(measured: dict[str, Any]) -> None:
         patterns = sparse_table(results, threads)
         if patterns is not None:
             console.print(patterns)
-    absent = {name: reason for r in results for name, reason in r["left out"].items()}
+    absent = {name: reason for result in results for name, reason in result["left out"].items()}
     for name, reason in absent.items():
         console.print(f"left out: {name}: {reason}", highlight=False, markup=False)
     noisy = [r["case"] for r in results if not r["steady"]]

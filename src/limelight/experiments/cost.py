@@ -115,9 +115,9 @@ def _kept() -> list[dict[str, Any]]:
         "layers": [(128, 4, layers) for layers in (1, 2, 4)],
     }
     return [
-        {"varied": name, "tokens": n, "heads": h, "layers": layers, "bytes": _kept_bytes(n, h, layers)}
+        {"varied": name, "tokens": n, "heads": heads, "layers": layers, "bytes": _kept_bytes(n, heads, layers)}
         for name, every in sizes.items()
-        for n, h, layers in every
+        for n, heads, layers in every
     ]
 
 

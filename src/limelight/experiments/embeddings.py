@@ -128,7 +128,8 @@ def _neighbours(E: Tensor, Q: Tensor, kinds: Tensor) -> dict[str, float]:
 def _analogies(model: RealModel) -> dict[str, float]:
     """Solve a : b = c : ? by the nearest word to b − a + c, which may not be one of the three."""
     questions = [line.split() for line in ANALOGIES.split("|")]
-    names = sorted({word for q in questions for word in q} | {w for x in KINDS.values() for w in x.split()})
+    kinds = [text.split() for text in KINDS.values()]
+    names = sorted({word for words in (*questions, *kinds) for word in words})
     table = {word: vector for word in names if (vector := _vector(model, word)) is not None}
     known = [q for q in questions if all(word in table for word in q)]
     words, vectors = list(table), normalize(torch.stack(list(table.values())), dim=-1)

@@ -216,8 +216,9 @@ def draw(result: Result) -> Figure:
 
     figure, (upper, lower) = new_figure(2, 1, height=2.8)
     rows = result.data["similarity"]
-    heights = {"texts": list(SIMILARITY.values())} | {f"new, by {m}": [row[m] for row in rows] for m in MEASURES}
-    spreads = {f"new, by {m}": [row[f"{m} spread"] for row in rows] for m in MEASURES}
+    heights = {"texts": list(SIMILARITY.values())}
+    heights |= {f"new, by {measure}": [row[measure] for row in rows] for measure in MEASURES}
+    spreads = {f"new, by {measure}": [row[f"{measure} spread"] for row in rows] for measure in MEASURES}
     bars(upper, [row["heads"] for row in rows], heights, spreads=spreads, colours=(GREY, *COLOURS))
     upper.set(xlabel="heads of a new layer", ylabel="mean cosine", title="New heads have the texts' numbers")
     learned = result.data["learned"]

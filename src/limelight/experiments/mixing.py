@@ -41,9 +41,9 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     """Count the outputs that change, for several seeds."""
     seeds = range(seed, seed + (3 if quick else 10))
     changes = [_change(s) for s in seeds]
-    counts = {name: sorted({sum(y > 0 for y in x[name]) for x in changes}) for name in PARTS}
+    counts = {name: sorted({sum(change > 0 for change in run[name]) for run in changes}) for name in PARTS}
     rows: list[dict[str, Any]] = [
-        {"position": n} | {name: x[n] for name, x in changes[0].items()} for n in range(TOKENS)
+        {"position": n} | {name: change[n] for name, change in changes[0].items()} for n in range(TOKENS)
     ]
     seeded = f"for each of {len(seeds)} seeds"
     findings = [

@@ -23,7 +23,8 @@ def page(results: Sequence[Result], folder: Path) -> str:
     entries = verdicts(results)
     verdict = {entry["claim"]: entry["verdict"] for entry in entries}
     style = files("limelight.experiments").joinpath("data", "page.css").read_text(encoding="utf-8")
-    chapters = [(c, mine) for c in CHAPTERS if (mine := [r for r in results if EXPERIMENTS[r.name].chapter == c])]
+    by_chapter = {name: [result for result in results if EXPERIMENTS[result.name].chapter == name] for name in CHAPTERS}
+    chapters = [(name, mine) for name, mine in by_chapter.items() if mine]
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',

@@ -41,9 +41,11 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     findings = []
     for n, (scores, printed) in enumerate(zip(SCORES, PRINTED, strict=True)):
         tried = {factor: _softmax(scores, factor) for factor in FACTORS}
-        off = {factor: max(abs(a - b) for a, b in zip(x, printed, strict=True)) for factor, x in tried.items()}
+        off = {
+            factor: max(abs(a - b) for a, b in zip(weights, printed, strict=True)) for factor, weights in tried.items()
+        }
         best = min(off, key=lambda factor: off[factor])
-        rows += [{"row": n, "factor": f, "largest difference": x} for f, x in off.items()]
+        rows += [{"row": n, "factor": factor, "largest difference": most} for factor, most in off.items()]
         findings += [
             Finding(
                 claim=38,

@@ -175,8 +175,8 @@ def _entropies(seed: int, draws: int) -> tuple[int, dict[str, float], list[dict[
             row[name], row[f"{name} spread"] = mean_and_spread(found.tolist())
         return row
 
-    tried = {m: [measure(d, m) for d in ENTROPIES] for m in range(10, 31)}
-    best = min(tried, key=lambda m: sum(_deviation(row, name) ** 2 for row in tried[m] for name in BOTH))
+    tried = {keys: [measure(d, keys) for d in ENTROPIES] for keys in range(10, 31)}
+    best = min(tried, key=lambda keys: sum(_deviation(row, name) ** 2 for row in tried[keys] for name in BOTH))
     fitting = {name: sum(_fits(rows, name) for rows in tried.values()) / len(tried) for name in BOTH}
     return best, fitting, [measure(d, best) for d in WIDTHS]
 

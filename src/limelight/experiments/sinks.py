@@ -202,7 +202,8 @@ def draw(result: Result) -> Figure:
     from limelight.experiments.figures import bars, chance_line, legend_below, new_figure
 
     figure, axis = new_figure(height=3.0)
-    plain, sunk = ([r for r in result.data["layers"] if r["sink logit"] == x] for x in (False, True))
+    layers = result.data["layers"]
+    plain, sunk = ([row for row in layers if row["sink logit"] == has_sink] for has_sink in (False, True))
     heights = {
         "plain: first token": [row["first"] for row in plain],
         "with sink logit: first token": [row["first"] for row in sunk],

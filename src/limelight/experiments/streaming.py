@@ -51,9 +51,9 @@ def run(quick: bool = False, seed: int = 0) -> Result:
     peaks = {name: peak_bytes(f, LENGTHS[name], HEADS, WIDTH) for name, f in WAYS.items()}
     ratios = {n: _time_ratio(n) for n in (LENGTHS["stored"][:2] if quick else LENGTHS["stored"])}
     memory: list[dict[str, Any]] = [
-        {"way": name, "tokens": n, "bytes": x}
+        {"way": name, "tokens": n, "bytes": peak}
         for name, found in peaks.items()
-        for n, x in zip(LENGTHS[name], found, strict=True)
+        for n, peak in zip(LENGTHS[name], found, strict=True)
     ]
     at_4096 = {row["way"]: row["bytes"] for row in memory if row["tokens"] == 4096}
     counted = _counted_operations()

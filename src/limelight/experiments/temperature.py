@@ -47,15 +47,15 @@ MOST = 0.5  # a word counts as reproduced if it fits this share of the settings
 def run(quick: bool = False, seed: int = 0) -> Result:
     """Measure entropy and largest weight at every temperature, over many settings."""
     draws = 3 if quick else 8
-    every = {(m, s): [_at(t, m, s, seed, draws) for t in GRID] for m in KEYS for s in SPREADS}
+    every = {(keys, spread): [_at(t, keys, spread, seed, draws) for t in GRID] for keys in KEYS for spread in SPREADS}
     rows = max(every.values(), key=_share_that_fits)
     findings = [_finding(word, rows, list(every.values())) for word in BANDS]
     rising = ordered([row["share"] for row in rows], rising=True)
     ends = rounded([row["share"] for row in rows if row["temperature"] in (0.1, 1.0, 10.0)])
     findings.append(Finding(12, "hotter is softer: share at τ = 0.1, 1 and 10", "rises", ends, holds(rising)))
     settings = [
-        {"keys": m, "spread of scores": s, "share of words that fit": _share_that_fits(x)}
-        for (m, s), x in every.items()
+        {"keys": keys, "spread of scores": spread, "share of words that fit": _share_that_fits(tried)}
+        for (keys, spread), tried in every.items()
     ]
     all_fit = sum(row["share of words that fit"] == 1 for row in settings)
     takeaway = (

@@ -103,8 +103,8 @@ def run(quick: bool = False, seed: int = 0) -> Result:
 
 def _findings(rows: list[dict[str, Any]], reach: dict[int, int]) -> list[Finding]:
     one, deep, full = rows[0], rows[-2], rows[-1]
-    beyond = [row[f"{d}"] for row in rows for d in DISTANCES if d > row["reach"]]
-    within = [row[f"{d}"] for row in rows for d in DISTANCES if d <= row["reach"]]
+    beyond = [row[f"{distance}"] for row in rows for distance in DISTANCES if distance > row["reach"]]
+    within = [row[f"{distance}"] for row in rows for distance in DISTANCES if distance <= row["reach"]]
     return [
         Finding(
             claim=30,

@@ -84,8 +84,8 @@ def _by_hand(weights: list[list[float]]) -> Finding:
     values = v.tolist()
     by_hand = [[sum(row[j] * values[j][d] for j in range(3)) for d in range(2)] for row in weights]
     returned = attention(q[None], k[None], v[None])[0].tolist()
-    pairs = [(a, b) for x, y in zip(by_hand, returned, strict=True) for a, b in zip(x, y, strict=True)]
-    off = max(abs(a - b) for a, b in pairs)
+    rows = zip(by_hand, returned, strict=True)
+    off = max(abs(a - b) for by_hand_row, returned_row in rows for a, b in zip(by_hand_row, returned_row, strict=True))
     return Finding(
         claim=45,
         what="all three outputs, added up by hand, against attention(q, k, v): largest difference",

@@ -72,14 +72,19 @@ def page(
         about["opens"] = opens
     script, style = bundle("saved.js"), (FRONT / "style.css").read_text(encoding="utf-8")
     side, both = _fitting(subject, _LIMIT - len(_json(about).encode()) - len(script.encode()) - len(style.encode()))
-    reports = [[_short(row) for row in subject.report(m.number)] for m in subject.matrices]
-    levels = [_level(m.N, m.M, side) for m in subject.matrices]
+    reports = [[_short(row) for row in subject.report(matrix.number)] for matrix in subject.matrices]
+    levels = [_level(matrix.N, matrix.M, side) for matrix in subject.matrices]
     for call, level in zip(about["calls"], levels, strict=True):
         call["finest"] = level
     about["translates"] = about["reads"] = False
     about["reduces"] = ["mean", "max"] if both or not any(levels) else ["mean"]
     about["note"] = " ".join(filter(None, [about["note"], _pooled_note(levels)]))
-    names = [(m.number, b, h) for m in subject.matrices for b in range(m.B) for h in range(m.H)]
+    names = [
+        (matrix.number, batch, head)
+        for matrix in subject.matrices
+        for batch in range(matrix.B)
+        for head in range(matrix.H)
+    ]
     heads, strips = {}, {}
     for call, batch, number in progress(names):
         head, level, key = subject.head(call, batch, number), levels[call], f"{call}/{batch}/{number}"

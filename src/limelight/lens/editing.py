@@ -111,7 +111,7 @@ class Plan:
             every.append(heads)
         if len(found) == 1:
             return found[0], outs[0]
-        order = torch.tensor([h for heads in every for h in heads]).argsort()
+        order = torch.tensor([head for heads in every for head in heads]).argsort()
         return JoinedWeights(found, every), torch.cat(outs, 1).index_select(1, order.to(outs[0].device))
 
     def finish(self, out: Tensor) -> Tensor:

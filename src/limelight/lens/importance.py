@@ -216,7 +216,7 @@ class _Study:
             raise ValueError(f"importance: the metric without edits is {float(self.clean_metric)}; it must be finite")
         self.all_targets = self.targets
         if layers is not None:
-            self.targets = [x for x in self.targets if any(x.layer.matches(wanted) for wanted in layers)]
+            self.targets = [target for target in self.targets if any(target.layer.matches(x) for x in layers)]
             if not self.targets:
                 raise ValueError(f"importance: layers = {layers} match none of the layers that ran")
 
@@ -244,7 +244,7 @@ class _Study:
             try:
                 effects += self._run_edited(target, some)
             except CannotRepeat:
-                effects += [x for plan in some for x in self._run_edited(target, [plan])]
+                effects += [effect for plan in some for effect in self._run_edited(target, [plan])]
         return effects
 
     def _edits(self, target: _Target) -> list[Edit]:
@@ -276,7 +276,7 @@ class _Study:
                 "estimate anything; use method='exact', or the metric 'loss', LogitDifference(a, b) or 'logprob'"
             )
         every = self.all_targets
-        edits = [[p for x in (self.edit(h) for h in range(t.heads)) for p in x.parts()] for t in every]
+        edits = [[part for head in range(target.heads) for part in self.edit(head).parts()] for target in every]
         tangent = _Tangent(lambda n: Plan(every[n].layer, edits[n], every[n].heads))
         self.recorder.plans, self.recorder.calls = {-1: tangent}, 0
         try:

@@ -102,4 +102,4 @@ def _shared_modules(model: nn.Module) -> Iterator[nn.Module]:
             yield from module.modules()
         if isinstance(module, nn.ModuleList):
             layers = list(module)
-            yield from (m for layer in layers if layers.count(layer) > 1 for m in layer.modules())
+            yield from (part for layer in layers if layers.count(layer) > 1 for part in layer.modules())

@@ -233,7 +233,7 @@ class Recorder:
             parent = self.model.get_submodule(".".join(parts[:end]))
             if isinstance(parent, (Encoder, Decoder)):
                 return "encoder" if isinstance(parent, Encoder) else "decoder"
-        found = [x for x in ("decoder", "encoder") if any(x in part.lower() for part in parts[:-1])]
+        found = [stack for stack in ("decoder", "encoder") if any(stack in part.lower() for part in parts[:-1])]
         return found[0] if found else "decoder" if getattr(module, "is_causal", False) else "encoder"
 
 
@@ -264,7 +264,7 @@ def recording(model: nn.Module, recorder: Recorder | None = None) -> Iterator[Re
 def recorded_by(model: nn.Module, recorder: Recorder) -> Iterator[None]:
     """Send the attention calls of a model's modules to a recorder, which takes over the edits of enclosing blocks."""
     before = {module: recorders[module] for module in model.modules() if module in recorders}
-    recorder.enclosing = [x for outer in dict.fromkeys(before.values()) for x in (outer, *outer.enclosing)]
+    recorder.enclosing = [each for outer in dict.fromkeys(before.values()) for each in (outer, *outer.enclosing)]
     for outer in dict.fromkeys(before.values()):
         recorder.editors = [*(x for x in outer.editors if x not in recorder.editors), *recorder.editors]
     for module in model.modules():

@@ -117,11 +117,12 @@ def _rank_module(calls: list[Call], wanted: list[tuple[list[int], list[int]]], b
         chance = chance + len(keys) / visible
         count += 1
     call = calls[0]
-    head = {"module": call.module or call.name, "stack": call.stack, "kind": call.kind, "layer": call.layer}
+    place = {"module": call.module or call.name, "stack": call.stack, "kind": call.kind, "layer": call.layer}
     measures = {"weight": weight, "accuracy": strongest, "chance": chance}
-    means = {name: (x / max(count, 1)).tolist() for name, x in measures.items()}
+    means = {name: (total / max(count, 1)).tolist() for name, total in measures.items()}
     return [
-        {**head, "head": h, **{name: x[h] for name, x in means.items()}, "pairs": count} for h in range(call.shape[1])
+        {**place, "head": head, **{name: mean[head] for name, mean in means.items()}, "pairs": count}
+        for head in range(call.shape[1])
     ]
 
 

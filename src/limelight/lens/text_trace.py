@@ -35,7 +35,8 @@ def trace_text(folder: str | Path, text: str, layer: int = 0, kind: str = "self"
     with torch.no_grad():
         target = write_target(model, source, ours)
     read = {"source": source[0]} if target is None else {"source": source[0], "target": target[0]}
-    names = {side: [token.lstrip("▁") or "␣" for token in x] for side, x in readable_tokens(tokenizer, read).items()}
+    readable = readable_tokens(tokenizer, read)
+    names = {side: [token.lstrip("▁") or "␣" for token in tokens] for side, tokens in readable.items()}
     if target is None:
         return trace(model, source, tokens=names["source"], layer=layer, kind=kind)
     # The decoder reads a token and writes the next one.

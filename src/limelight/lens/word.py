@@ -74,7 +74,7 @@ def word_rows(reading: Reading, word: str) -> list[WordRow]:
             found += [WordRow(call, i, _row(call, i), None) for i in at_queries]
             found += [WordRow(call, j, None, _column(call, j)) for j in at_keys]
     if not found:
-        known = sorted({short(t.lstrip("▁")) for tokens in reading.tokens.values() for t in tokens})
+        known = sorted({short(token.lstrip("▁")) for tokens in reading.tokens.values() for token in tokens})
         listed = ", ".join(known[:30]) + (" …" if len(known) > 30 else "")
         raise ValueError(f"the text has no word {word!r}; its tokens are {listed}")
     return found

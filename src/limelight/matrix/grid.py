@@ -92,8 +92,8 @@ class Grid:
 
     def names(self) -> list[str]:
         """Return a name for every token: ``"row,column"`` of patches, and ``"[class]"`` of special ones."""
-        patches = [f"{r},{c}" for r in range(self.rows) for c in range(self.cols)]
-        return [*(f"[{x}]" for x in self.before), *patches, *(f"[{x}]" for x in self.after)]
+        patches = [f"{row},{col}" for row in range(self.rows) for col in range(self.cols)]
+        return [*(f"[{name}]" for name in self.before), *patches, *(f"[{name}]" for name in self.after)]
 
     def heat(self, weights: Tensor) -> Tensor:
         """Return weights ``(…, tokens)`` of the whole sequence as a picture of the patches, ``(…, rows, cols)``."""

@@ -31,8 +31,7 @@ class JoinedWeights(Weights):
 
     def __init__(self, parts: Sequence[Weights], heads: Sequence[Sequence[int]]) -> None:
         self._parts, self._heads = list(parts), [list(x) for x in heads]
-        flat = [h for some in self._heads for h in some]
-        self._order = torch.tensor(flat).argsort()
+        self._order = torch.tensor([head for part in self._heads for head in part]).argsort()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -122,7 +121,7 @@ class JoinedWeights(Weights):
 
     def tensors(self) -> list[Tensor]:
         """The tensors that the matrix is made of, to which a gradient may flow."""
-        return [x for part in self._parts for x in part.tensors()]
+        return [tensor for part in self._parts for tensor in part.tensors()]
 
     def _join(self, parts: list[Tensor], axis: int) -> Tensor:
         return torch.cat(parts, axis).index_select(axis, self._order.to(parts[0].device))

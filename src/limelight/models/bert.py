@@ -108,7 +108,8 @@ def tensors(config: Config) -> list[TensorMap]:
         "output.dense": "feed_forward.down",
         "output.LayerNorm": "feed_forward_norm",
     }
-    layer = [x for theirs, ours in names.items() for x in affine(f"encoder.layer.*.{theirs}", f"stack.blocks.*.{ours}")]
+    pairs = ((f"encoder.layer.*.{theirs}", f"stack.blocks.*.{ours}") for theirs, ours in names.items())
+    layer = [tensor for theirs, ours in pairs for tensor in affine(theirs, ours)]
     found = [
         same("embeddings.word_embeddings.weight", "embedding.table.weight"),
         same("embeddings.position_embeddings.weight", "embedding.positions.table.weight"),

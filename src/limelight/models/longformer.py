@@ -158,7 +158,8 @@ def tensors(config: Config) -> list[TensorMap]:
     """Map the tensors of a checkpoint to the parameters of ``build``."""
     ours = "stack.blocks.*.attention"
     names = "query_global", "key_global", "value_global"
-    layer = [x for name in names for x in affine(f"encoder.layer.*.attention.self.{name}", f"{ours}.{name}")]
+    pairs = ((f"encoder.layer.*.attention.self.{name}", f"{ours}.{name}") for name in names)
+    layer = [tensor for theirs, ours in pairs for tensor in affine(theirs, ours)]
     found = bert.tensors({**config, "architectures": []}) + every_layer(config["num_hidden_layers"], layer)
     if has_head(config):
         found += [

@@ -74,4 +74,5 @@ def tensors(config: Config) -> list[TensorMap]:
 
 def _attention(theirs: str, ours: str) -> list[TensorMap]:
     names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
-    return [x for a, b in names.items() for x in affine(f"{theirs}.{a}", f"{ours}.{b}")]
+    pairs = ((f"{theirs}.{name}", f"{ours}.{own}") for name, own in names.items())
+    return [tensor for pair in pairs for tensor in affine(*pair)]

@@ -117,4 +117,5 @@ def _stack(config: Config, theirs: str, ours: str, depth: int, cross: bool = Fal
 
 def _attention(theirs: str, ours: str) -> list[TensorMap]:
     names = {"q": "query", "k": "key", "v": "value", "o": "out"}
-    return [x for a, b in names.items() for x in affine(f"{theirs}.{a}", f"{ours}.{b}", bias=False)]
+    pairs = ((f"{theirs}.{name}", f"{ours}.{own}") for name, own in names.items())
+    return [tensor for pair in pairs for tensor in affine(*pair, bias=False)]

@@ -23,7 +23,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 def readable_tokens(tokenizer: Tokenizer, ids: Mapping[str, Tensor]) -> dict[str, list[str]]:
     """Return the tokens of each list of ids: byte-level ones decoded, with ``▁`` for a space, others as they are."""
-    names = {stack: [tokenizer.id_to_token(i) or str(i) for i in x.tolist()] for stack, x in ids.items()}
+    names = {stack: [tokenizer.id_to_token(i) or str(i) for i in mine.tolist()] for stack, mine in ids.items()}
     byte_level = isinstance(tokenizer.decoder, ByteLevel)
     if not byte_level and not any("Ġ" in token for tokens in names.values() for token in tokens):
         return names

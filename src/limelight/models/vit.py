@@ -71,7 +71,8 @@ def tensors(config: Config) -> list[TensorMap]:
         "intermediate.dense": "feed_forward.up",
         "output.dense": "feed_forward.down",
     }
-    layer = [x for a, b in parts.items() for x in affine(f"encoder.layer.*.{a}", f"encoder.blocks.*.{b}")]
+    pairs = ((f"encoder.layer.*.{theirs}", f"encoder.blocks.*.{ours}") for theirs, ours in parts.items())
+    layer = [tensor for theirs, ours in pairs for tensor in affine(theirs, ours)]
     for name in ("query", "key", "value"):
         theirs, ours = f"encoder.layer.*.attention.attention.{name}", f"encoder.blocks.*.attention.{name}"
         layer += affine(theirs, ours, flag(config, "qkv_bias", True))

@@ -182,7 +182,8 @@ class KVCache:
 
     def save(self, file: str | Path) -> None:
         """Write the cache to ``file``, in the format of safetensors."""
-        held = {f"{n}.{name}": x for n, slot in enumerate(self.slots) for name, x in slot.tensors().items()}
+        slots = enumerate(self.slots)
+        held = {f"{layer}.{name}": tensor for layer, slot in slots for name, tensor in slot.tensors().items()}
         if self.missing is not None:
             held["missing"] = self.missing
         save_file(held, file, metadata={"kind": self._kind()})

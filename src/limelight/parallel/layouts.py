@@ -80,8 +80,9 @@ class Zigzag(Layout):
 
     def cut(self, length: int, processes: int) -> Runs:
         parts = 2 * processes
-        bounds = [length * c // parts for c in range(parts + 1)]
-        return [_joined([Run(bounds[c], bounds[c + 1]) for c in (r, parts - 1 - r)]) for r in range(processes)]
+        bounds = [length * part // parts for part in range(parts + 1)]
+        runs = [Run(begin, end) for begin, end in pairwise(bounds)]
+        return [_joined([runs[rank], runs[parts - 1 - rank]]) for rank in range(processes)]
 
     def runs(self, sizes: Sequence[int]) -> Runs:
         found = self.cut(sum(sizes), len(sizes))
@@ -151,7 +152,7 @@ class _Unshard(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, processes: Processes, runs: Runs, dim: int) -> Tensor:
         """Gather parts of different lengths and put them in order."""
         ctx.runs, ctx.dim = runs[processes.rank], dim
-        parts = processes.gather_parts(x, [sum(run.length for run in r) for r in runs], dim)
+        parts = processes.gather_parts(x, [sum(run.length for run in own) for own in runs], dim)
         return assemble(parts, runs, dim)
 
     @staticmethod

@@ -44,7 +44,7 @@ class Ring:
             for b, run in enumerate(runs):
                 own[s, b] = sees(run)
         needs = processes.gather(own.to(torch.uint8)).bool()  # (receiver, source, block)
-        self._ticks = [tick for t in range(1, processes.size) for tick in self._round(t, needs)]
+        self._ticks = [tick for round_ in range(1, processes.size) for tick in self._round(round_, needs)]
 
     def _round(self, t: int, needs: Tensor) -> list[Tick]:
         """The ticks of a round, as many as the longest list of blocks between two processes."""

@@ -53,8 +53,9 @@ class Plan:
     def joined(self, found: dict[str, Sentence]) -> Translation:
         """Return the translation of the text."""
         sentences = [part.chosen(found) for part in self.parts if part.text]
-        doubts = [f"doubtful, is it everyday English? {shown(s.source)}" for s in sentences if s.doubtful]
-        lost = [f"{change}: {shown(s.source)}" for s in sentences for change in s.changes]
+        doubtful = [sentence for sentence in sentences if sentence.doubtful]
+        doubts = [f"doubtful, is it everyday English? {shown(sentence.source)}" for sentence in doubtful]
+        lost = [f"{change}: {shown(sentence.source)}" for sentence in sentences for change in sentence.changes]
         text = "".join(part.translated(found) for part in self.parts)
         return Translation(text, sentences, [*self.notes, *dict.fromkeys([*lost, *doubts])])
 

@@ -154,7 +154,7 @@ def _kept(found: list[tuple[int, _Hypothesis]]) -> list[tuple[int, _Hypothesis]]
         if len(group) < _IN_GROUP and (h.tokens, h.in_progress, h.reached) not in seen:
             seen.add((h.tokens, h.in_progress, h.reached))
             group.append((row, h))
-    return [x for group in groups.values() for x in group]
+    return [kept for group in groups.values() for kept in group]
 
 
 def _settled(ended: Sequence[_Hypothesis], going: Sequence[_Hypothesis], longest: int) -> bool:

@@ -46,7 +46,8 @@ class StandIns:
             chosen: dict[str, str] = {}
             for name in names:
                 kinds = (self.places, self.people) if (name in placed) != turned else (self.people, self.places)
-                free = [x for kind in kinds for x in kind if x not in chosen.values() and x not in text]
+                known = (other for kind in kinds for other in kind)
+                free = [other for other in known if other not in chosen.values() and other not in text]
                 if not free:
                     return
                 chosen[name] = free[0]

@@ -122,7 +122,7 @@ class Translator:
             raise ValueError(f"score: {len(source)} and {len(written)} tokens; give at most {most}, such as a sentence")
         ids = [self._padding, *written]
         sentence = self._sentence(texts[0], source, ids, self._scores([source], [ids])[0])
-        unknown = [c for given in texts for c in self._unknown_characters(given)]
+        unknown = [character for given in texts for character in self._unknown_characters(given)]
         notes = (
             [f"left out, characters that the model does not know: {' '.join(dict.fromkeys(unknown))}"]
             if unknown

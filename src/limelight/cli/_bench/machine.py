@@ -63,9 +63,10 @@ def describe(threads: list[int]) -> dict[str, Any]:
         "system": platform.system(),
         "isa": backends.isa(),
         "torch": torch.__version__,
-        "peak GF/s": {str(t): backends.peak_flops(t) / 1e9 for t in threads},
+        "peak GF/s": {str(count): backends.peak_flops(count) / 1e9 for count in threads},
         "read GB/s": {
-            str(t): {str(size): backends.read_bandwidth(t, size) / 1e9 for size in BANDWIDTH_SIZES} for t in threads
+            str(count): {str(size): backends.read_bandwidth(count, size) / 1e9 for size in BANDWIDTH_SIZES}
+            for count in threads
         },
     }
 

@@ -19,7 +19,8 @@ def results_table(results: list[Result], threads: int) -> Table:
     """Return a table with one row a case."""
     mine = [r for r in results if r["threads"] == threads]
     first = ["limelight", "SDPA"]
-    names = first + [n for n in dict.fromkeys(n for r in mine for n in r["milliseconds"]) if n not in first]
+    measured = dict.fromkeys(name for result in mine for name in result["milliseconds"])
+    names = first + [name for name in measured if name not in first]
     out = Table(title=f"{threads} thread{'s' if threads > 1 else ''}: milliseconds, best of several")
     out.title_justify = "left"
     out.add_column("case")
@@ -88,7 +89,10 @@ def machines_table(machines: list[dict[str, Any]], threads: int) -> Table:
     out.add_column("case")
     for machine in machines:
         out.add_column(f"{machine['cpu']} ({machine['isa']})", justify="right")
-    found = [{r["case"]: r["ratio"] for r in m["results"] if r["threads"] == threads} for m in machines]
+    found = [
+        {result["case"]: result["ratio"] for result in machine["results"] if result["threads"] == threads}
+        for machine in machines
+    ]
     for case in dict.fromkeys(name for ratios in found for name in ratios):
         out.add_row(case, *(f"{ratios[case]:.2f}" if case in ratios else "" for ratios in found))
     return out

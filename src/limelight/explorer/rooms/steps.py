@@ -37,7 +37,7 @@ def _matrix(arguments: Arguments, name: str) -> Tensor:
     wide = len(rows[0]) if isinstance(rows[0], list) else 0
     if not 1 <= wide <= _LARGEST or not all(isinstance(row, list) and len(row) == wide for row in rows):
         raise RefusedError(f"{name} must be rows of 1 to {_LARGEST} numbers, all of one length")
-    numbers = [Arguments({name: x}).number(name, -_VALUE, _VALUE) for row in rows for x in row]
+    numbers = [Arguments({name: cell}).number(name, -_VALUE, _VALUE) for row in rows for cell in row]
     return torch.tensor(numbers, dtype=torch.float64).reshape(len(rows), wide)
 
 

@@ -17,7 +17,8 @@ def is_encoder_decoder(model: nn.Module) -> bool:
 
 def is_transformers_model(model: nn.Module) -> bool:
     """Return whether any part of the model is a ``PreTrainedModel``, by the names of its base classes."""
-    return any(base.__module__ == "transformers.modeling_utils" for m in model.modules() for base in type(m).__mro__)
+    bases = (base for part in model.modules() for base in type(part).__mro__)
+    return any(base.__module__ == "transformers.modeling_utils" for base in bases)
 
 
 def is_diffusers_model(model: nn.Module) -> bool:

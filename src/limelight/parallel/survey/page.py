@@ -69,9 +69,9 @@ def _similarities(similarity: dict[str, list[list[float]]]) -> str:
     figures = []
     for module, rows in similarity.items():
         cells = "".join(
-            f'<i style="--share:{100 * max(x, 0.0):.0f}%" title="heads {i} and {j}: {x:.3f}"></i>'
+            f'<i style="--share:{100 * max(cosine, 0.0):.0f}%" title="heads {i} and {j}: {cosine:.3f}"></i>'
             for i, row in enumerate(rows)
-            for j, x in enumerate(row)
+            for j, cosine in enumerate(row)
         )
         figures.append(
             f'<figure><figcaption>{escape(module)}</figcaption><div class="matrix" style="--heads:{len(rows)}">'

@@ -11,11 +11,10 @@ from torch import Tensor
 
 import limelight as ll
 from conftest import assert_sums_close, generator, largest
-from limelight.backends import native
 from limelight.core import reference
 from limelight.core.dropout import factors
 from limelight.core.masks import Mask
-from test_sparse_statistics import GLOBAL, HKV, MASKS, B, D, H, M, operands
+from test_sparse_statistics import GLOBAL, HKV, MASKS, B, D, H, M, count_spans, operands
 from test_statistic_gradients import dense_statistics, zero_free
 
 EVERY = {"entropy": True, "distance": True, "received": True, "mass": ll.First(3), "profile": 30, "pool": (7, 13)}
@@ -224,18 +223,8 @@ def test_the_kernels_never_get_the_spans_of_the_mask(
     mask: Mask, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel that gets no more than a few spans for each query is a kernel that costs what the mask allows."""
-    counts: list[int] = []
-    for module in (native.statistic_requests, native.gradient, native.outputs):
-        monkeypatch.setattr(module, "Operands", _counting(module.Operands, counts))
+    counts = count_spans(monkeypatch)
     q, k = operands(M, torch.float32)
     ask(q, k, torch.randn(B, HKV, M, WIDTH), mask=mask)
     assert counts
     assert max(counts) <= 4
-
-
-def _counting(operands_of: Callable[..., Any], counts: list[int]) -> Callable[..., Any]:
-    def count(lowered: Any, *rest: Any) -> Any:
-        counts.append(0 if lowered.spans is None else lowered.spans.shape[2])
-        return operands_of(lowered, *rest)
-
-    return count

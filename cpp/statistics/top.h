@@ -138,7 +138,7 @@ private:
         const Candidate<C>* best() const { return reinterpret_cast<const Candidate<C>*>(this + 1); }
     };
 
-    // Keys come in order, so that one with the logit of the bar loses to those that are there.
+    // The keys of a row come in order, so that one with the logit of the bar loses to those that are there.
     template <int NV> void choose(const Block<C>& b, int64_t i) {
         constexpr int W = kWidth<C>;
         const uint64_t rows = ~uint64_t(0) >> (64 - b.row_count);
@@ -155,7 +155,7 @@ private:
                 int32_t* keys = keys_ + lane * room_;
                 const int n = count_[lane]++;
                 logits[n] = s[r];
-                keys[n] = int32_t(first_key_ + b.first + j);
+                keys[n] = int32_t(first_key_ + key_place(b.p, b.first + j));
                 if (n + 1 < room_) continue;
                 bar[r] = keep_best(logits, keys, n + 1, int(k_));
                 count_[lane] = int32_t(k_);

@@ -1,8 +1,9 @@
 """Statistics of the weights in several passes over disjoint pairs of queries and keys.
 
-The normalisers of whole rows are found first, from those of all passes. With them the kernels compute in each pass its
-part of a statistic, and ``Statistic.add_pass`` puts the parts together. The weight of a row on the keys that another
-mask allows needs no weights: it is the ratio of two sums, over the keys that both masks allow and over all.
+Statistics of rows, and the normalisers of whole rows, are joined pass by pass in a record of each row. With the
+normalisers the kernels compute in each pass its part of any other statistic, and ``Statistic.add_pass`` puts the parts
+together. The weight of a row on the keys that another mask allows needs no weights: it is the ratio of two sums, over
+the keys that both masks allow and over all.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from torch import Tensor
 
 from limelight.backends import native
 from limelight.backends.gradients import Normalisers
-from limelight.backends.passes import passes_of, problem_of
-from limelight.backends.running_rows import RunningRows
+from limelight.backends.passes import inverse, passes_of, problem_of
 from limelight.backends.statistic import Statistic
 from limelight.core.masks.merged_pass import merge
 from limelight.core.masks.passes import Pass
@@ -31,21 +31,14 @@ def reorders(p: Problem, asked: Sequence[Statistic]) -> bool:
 
 def statistics(p: Problem, asked: Sequence[Statistic], known: Normalisers | None) -> tuple[list[Any], Normalisers]:
     """Compute statistics, and the normalisers of each row on the way unless they are known. No size is 0."""
-    passes = _passes(p)
+    passes = _passes(p) or None  # what allows nothing has no passes
     shares = {n: both for n, x in enumerate(asked) if x.mask is not None and (both := _restricted(p, x)) is not None}
-    others = {n: x for n, x in enumerate(asked) if n not in shares}
-    in_passes = {n: x for n, x in others.items() if passes and x.mask is None}
-    several = passes is not None and len(passes) > 1
-    whole = {n: x for n, x in in_passes.items() if several and x.needs_whole_rows}
-    joined = {n: x for n, x in in_passes.items() if n not in whole}
+    spanned = {n: x for n, x in enumerate(asked) if n not in shares and (passes is None or x.mask is not None)}
     results: dict[int, Any] = {}
-    if passes and (joined or known is None):
-        outputs, known = _join_passes(p, passes, list(joined.values()), known)
+    if passes is not None:
+        joined = {n: x for n, x in enumerate(asked) if n not in shares and n not in spanned}
+        outputs, known = _in_passes(p, passes, list(joined.values()), known)
         results |= {n: x.result(out, p.sizes) for (n, x), out in zip(joined.items(), outputs, strict=True)}
-    if passes and whole:
-        outputs, known = _join_passes(p, [merge(passes, p.sizes.N, p.sizes.M)], list(whole.values()), known)
-        results |= {n: x.result(out, p.sizes) for (n, x), out in zip(whole.items(), outputs, strict=True)}
-    spanned = {n: x for n, x in others.items() if n not in in_passes}
     if spanned or known is None:
         found, known = native.statistics(p.q, p.k, p.lower(), p.sizes, list(spanned.values()), known)
         results |= zip(spanned, found, strict=True)
@@ -59,55 +52,63 @@ def _passes(p: Problem) -> list[Pass] | None:
     return None if found is None else [x for x in found if all(y is None or len(y) for y in (x.queries, x.keys))]
 
 
-def _join_passes(
+def _in_passes(
     p: Problem, passes: Sequence[Pass], asked: Sequence[Statistic], known: Normalisers | None
 ) -> tuple[list[list[Tensor]], Normalisers]:
-    """Return what the kernels would write for the whole; the normalisers of a single pass come along with it."""
-    if known is None and len(passes) > 1:
-        known = _normalisers(p, passes)
-    totals = [x.outputs(p.sizes, p.compute_dtype) for x in asked]
-    running = _no_rows(p)
-    for x in passes if asked or known is None else ():
-        part = problem_of(p, x, sink=p.sink)
-        of_pass = [y.of_pass(x, p.sizes) for y in asked]
-        rows = None if known is None else rows_at(known, x.queries)
-        outputs, found = native.statistics_outputs(part.q, part.k, part.lower(), part.sizes, of_pass, rows)
-        for y, total, output in zip(asked, totals, outputs, strict=True):
-            y.add_pass(total, output, x)
-        if known is None:
-            _add_rows(running, x, found)
-    return totals, running.normalisers() if known is None else known
+    """Return what the kernels would write for the whole, and the normalisers of whole rows."""
+    N, M = p.sizes.N, p.sizes.M
+    if len(passes) == 1 and (passes[0].queries is None or len(passes[0].queries) == N):
+        return _of_one_pass(p, passes[0], asked, known)
+    outputs: dict[int, list[Tensor]] = {}
+    in_one = {n: x for n, x in enumerate(asked) if x.needs_whole_rows}
+    of_rows = {n: x for n, x in enumerate(asked) if x.of_rows}
+    if in_one:
+        found, known = _of_one_pass(p, merge(passes, N, M), list(in_one.values()), known)
+        outputs |= zip(in_one, found, strict=True)
+    if of_rows or known is None:
+        found, normalisers = _of_rows(p, passes, list(of_rows.values()))
+        outputs |= zip(of_rows, found, strict=True)
+        known = normalisers if known is None else known
+    others = {n: x for n, x in enumerate(asked) if n not in outputs}
+    outputs |= {n: x.outputs(p.sizes, p.compute_dtype) for n, x in others.items()}
+    for x in passes if others else ():
+        found = _of_part(p, x, list(others.values()), rows_at(known, x.queries))[0]
+        for (n, statistic), part in zip(others.items(), found, strict=True):
+            statistic.add_pass(outputs[n], part, x)
+    return [outputs[n] for n in range(len(asked))], known
 
 
-def _normalisers(p: Problem, passes: Sequence[Pass]) -> Normalisers:
-    """Find the normalisers of whole rows; the sink is added at the end."""
-    running = _no_rows(p)
+def _of_one_pass(
+    p: Problem, x: Pass, asked: Sequence[Statistic], known: Normalisers | None
+) -> tuple[list[list[Tensor]], Normalisers]:
+    """Compute statistics in a pass that has all queries and their keys; its normalisers are those of whole rows."""
+    found, rows = _of_part(p, x, asked, None if known is None else rows_at(known, x.queries))
+    outputs = [y.outputs(p.sizes, p.compute_dtype) for y in asked]
+    for y, total, part in zip(asked, outputs, found, strict=True):
+        y.add_pass(total, part, x)
+    if known is None:
+        known = rows if x.queries is None else rows_at(rows, inverse(x.queries))
+    return outputs, known
+
+
+def _of_part(
+    p: Problem, x: Pass, asked: Sequence[Statistic], known: Normalisers | None
+) -> tuple[list[list[Tensor]], Normalisers]:
+    """Return what the kernels write for a pass, and the normalisers of its rows."""
+    part = problem_of(p, x, sink=p.sink)
+    return native.statistics_outputs(
+        part.q, part.k, part.lower(), part.sizes, [y.of_pass(x, p.sizes) for y in asked], known
+    )
+
+
+def _of_rows(p: Problem, passes: Sequence[Pass], asked: Sequence[Statistic]) -> tuple[list[list[Tensor]], Normalisers]:
+    """Return what the kernels write for statistics of rows, and the normalisers of whole rows."""
+    plain = Problem(p.q, p.k, p.spec._replace(mask=None, bias=None)).lower()  # the mask would become its spans
+    running = native.RunningStatistics(p.q, p.sizes.Hkv, plain, asked)
     for x in passes:
         part = problem_of(p, x)
-        lowered = part.lower()
-        _add_rows(running, x, native.statistics_outputs(part.q, part.k, lowered, part.sizes, [], None)[1])
-        if x is passes[-1]:
-            running.join_sink(lowered._replace(sink=p.sink))
-    return running.normalisers()
-
-
-def _no_rows(p: Problem) -> RunningRows:
-    return RunningRows.empty((p.sizes.B, p.sizes.Hq, p.sizes.N), 0, p.compute_dtype)
-
-
-def _add_rows(running: RunningRows, x: Pass, found: Normalisers) -> None:
-    """Join the sums of a pass to those of whole rows."""
-    m, total = found.scaled
-    empty = found.lse == -torch.inf
-    m = torch.where(empty, -torch.inf, m + 0.0 * total)  # NaN where the sum is, even if no logit was above −∞
-    part = RunningRows(m, torch.where(empty, 0.0, total), m.new_zeros(*m.shape, 0))
-    if x.queries is None:
-        running.join(part)
-        return
-    rows = RunningRows(*(y[:, :, x.queries] for y in running))
-    rows.join(part)
-    for y, changed in zip(running, rows, strict=True):
-        y[:, :, x.queries] = changed
+        running.add_at(x.queries, part.q, part.k, part.lower())
+    return running.outputs()
 
 
 def rows_at(known: Normalisers, queries: Tensor | None) -> Normalisers:
@@ -140,7 +141,7 @@ def _restricted(p: Problem, x: Statistic) -> tuple[Problem, list[Pass]] | None:
 
 def _share(both: tuple[Problem, list[Pass]], known: Normalisers) -> Tensor:
     """The share of each row's weight that a narrower mask leaves."""
-    part = _normalisers(*both)
+    part = _of_rows(*both, [])[1]
     (m, total), (whole_m, whole) = part.scaled, known.scaled
     nothing = 0.0 * whole  # NaN where the row is
     return torch.where(part.lse == -torch.inf, nothing, torch.exp2(m - whole_m) * (total / whole))

@@ -64,7 +64,7 @@ def _spread(out: Tensor, lse: Tensor, queries: Tensor | None, N: int) -> tuple[T
     if queries is None:
         return out, lse
     if len(queries) == N:
-        places = _inverse(queries)
+        places = inverse(queries)
         return take(out, places), take(lse, places)
     nothing = out.new_zeros(*out.shape[:2], N, out.shape[3]), lse.new_full((*lse.shape[:2], N), -torch.inf)
     return _join(nothing, out, lse, queries)
@@ -140,7 +140,7 @@ class _Take(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (places,) = ctx.saved_tensors
         if len(places) == ctx.rows:
-            return _take(gradient, _inverse(places)), None
+            return _take(gradient, inverse(places)), None
         B, H, _, width = gradient.shape
         return gradient.new_zeros(B, H, ctx.rows, width).index_copy(2, places, gradient), None
 
@@ -148,6 +148,6 @@ class _Take(torch.autograd.Function):
 _take: Callable[[Tensor, Tensor], Tensor] = _Take.apply
 
 
-def _inverse(places: Tensor) -> Tensor:
-    """The places of 0, 1, 2, … in a permutation."""
+def inverse(places: Tensor) -> Tensor:
+    """Return the places of 0, 1, 2, … in a permutation."""
     return torch.empty_like(places).scatter_(0, places, torch.arange(len(places)))

@@ -59,6 +59,7 @@ class Statistic:
     operand: Tensor | None = None  # a tensor (B, H, N, width) that the kernel takes, to which a gradient may flow
     window: Window | None = None  # None for the whole matrix
     needs_whole_rows: ClassVar[bool] = False  # cannot be made of parts of the rows
+    of_rows: ClassVar[bool] = False  # the kernels can add keys to a record of each row (native.RunningStatistics)
 
     @property
     def has_kernel_gradient(self) -> bool:
@@ -95,8 +96,10 @@ class Statistic:
         """Add what the kernel wrote for the queries and keys of a pass to what it writes for all of them.
 
         The weights of a pass are those of the whole rows, and passes share no weight. By default rows are added up.
+        Statistics with a record of each row (``of_rows``) come here in one pass alone, whose rows are whole.
         """
-        add_at(total[0], x.queries, part[0])
+        for to, of_pass in zip(total, part, strict=True):
+            add_at(to, x.queries, of_pass)
 
     def weighted_gradient(self, gradient: Tensor, result: Tensor, total: Tensor | float) -> Tensor | None:
         """Σ of each row's weights times their gradients, ``(B, H, N)``, where it follows from the result; else None.

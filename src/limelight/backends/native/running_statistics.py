@@ -50,7 +50,26 @@ class RunningStatistics:
         self, rows: slice, k: Tensor, lowered: LoweredSpec, asked: Sequence[Statistic], place: Place = WHOLE
     ) -> None:
         """Add keys to some of the rows; ``asked`` are the statistics, with masks for these rows and keys."""
-        q, k, records = self._q[:, :, rows], readable("k", k), self._records[:, :, rows]
+        self._accumulate(self._q[:, :, rows], k, lowered, asked, self._records[:, :, rows], place)
+
+    def add_at(self, places: Tensor | None, q: Tensor, k: Tensor, lowered: LoweredSpec) -> None:
+        """Add keys to the rows at some places, whose queries are ``q``, or to all of them; no statistic has a mask."""
+        words = self._records.view(torch.int64)
+        chosen = words if places is None else words[:, :, places]
+        self._accumulate(readable("q", q), k, lowered, self._asked, chosen.view(torch.uint8), WHOLE)
+        if places is not None:
+            words[:, :, places] = chosen
+
+    def _accumulate(
+        self,
+        q: Tensor,
+        k: Tensor,
+        lowered: LoweredSpec,
+        asked: Sequence[Statistic],
+        records: Tensor,
+        place: Place,
+    ) -> None:
+        k = readable("k", k)
         sizes = self._sizes._replace(N=q.shape[2], M=k.shape[2])
         operands = Operands(lowered, q, sizes)
         problem = operands.problem(q, k, k[..., :0], q[..., :0], place=place)

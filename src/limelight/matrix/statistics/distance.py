@@ -18,6 +18,7 @@ class Distance(YesOrNo):
     """``Σ a · |position - key|`` of each row."""
 
     kernel = "distance"
+    of_rows = True
     has_kernel_gradient = True
 
     def of_block(self, block: WeightsBlock) -> Tensor:

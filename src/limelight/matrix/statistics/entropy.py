@@ -18,6 +18,7 @@ class Entropy(YesOrNo):
     """``-Σ a log a`` of each row, in nats."""
 
     kernel = "entropy"
+    of_rows = True
     has_kernel_gradient = True
 
     def of_block(self, block: WeightsBlock) -> Tensor:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from limelight.backends import WeightsBlock
-from limelight.core.masks.passes import Pass
 from limelight.matrix.statistics.asked import YesOrNo
 
 if TYPE_CHECKING:
@@ -19,14 +17,11 @@ class Max(YesOrNo):
     """``max a`` of each row."""
 
     kernel = "max"
+    of_rows = True
 
     def of_block(self, block: WeightsBlock) -> Tensor:
         a = block.weights
         return a.amax(-1) if a.shape[-1] else a.sum(-1)
-
-    def add_pass(self, total: list[Tensor], part: list[Tensor], x: Pass) -> None:
-        rows = slice(None) if x.queries is None else x.queries
-        total[0][:, :, rows] = torch.maximum(total[0][:, :, rows], part[0])
 
 
 def max(self: Weights) -> Tensor:

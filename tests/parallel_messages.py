@@ -11,7 +11,7 @@ from torch import Tensor
 
 import limelight as ll
 from limelight import parallel
-from limelight.backends import native
+from limelight.backends import rectangles
 from limelight.parallel import shards
 from limelight.parallel.group import Exchange, Processes
 from limelight.parallel.layouts import Zigzag
@@ -86,7 +86,7 @@ class _Link(Processes):
 
     def attend(self, x: Tensor, **options: Any) -> None:
         """Compute with blocks of 16 keys, and count the pairs that are allowed."""
-        real = native.accumulate
+        real = rectangles.accumulate
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             spans, sizes = args[3].spans, args[4]
@@ -95,7 +95,7 @@ class _Link(Processes):
             return real(*args, **kwargs)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native, "accumulate", counted)
+            patch.setattr(rectangles, "accumulate", counted)
             patch.setattr(shards, "_BLOCK_BYTES", 1)
             patch.setattr(shards, "_SHORTEST", 16)
             patch.setattr(shards, "_TILE", 1)

@@ -16,6 +16,7 @@ import pytest
 
 import limelight
 
+ROOT = Path(__file__).parent.parent
 MODULES = [
     "limelight",
     *(m.name for m in pkgutil.walk_packages(limelight.__path__, "limelight.") if "_native" not in m.name),
@@ -64,7 +65,7 @@ def test_docstrings_name_every_argument(package: str) -> None:
 
 
 def test_the_reference_lists_every_public_name() -> None:
-    pages = (Path(__file__).parent.parent / "docs" / "api").glob("*.md")
+    pages = ROOT.glob("docs/api/*.md")
     listed = set(re.findall(r"^\.\. auto\w+:: limelight\.([\w.]+)$", "".join(p.read_text() for p in pages), re.M))
     public = set(limelight.__all__)
     for package in ("nn", "positions", "models", "lens", "parallel", "translate", "experiments"):
@@ -73,6 +74,17 @@ def test_the_reference_lists_every_public_name() -> None:
     elsewhere = {"lens.edit", "lens.watch", "experiments.CHAPTERS", "experiments.EXPERIMENTS"}  # the same, and data
     bases = {"core.masks.Mask", "core.biases.Bias"}  # of which masks and biases of one's own are derived
     assert listed == (public - elsewhere) | bases
+
+
+@pytest.mark.parametrize(
+    "page", [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))], ids=lambda page: page.name
+)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"`((?:src|cpp|tests|docs|benchmarks|examples|\.ci)/[\w./*-]+)`", text)
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    assert not [name for name in named if not any(ROOT.glob(name.rstrip("/")))]
+    assert not [link for link in links if not (page.parent / link).exists()]
 
 
 def test_an_unknown_name() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from limelight.backends import RunningRows, native
+from limelight.backends import RunningRows, rectangles
 from limelight.core.problem import AttentionOptions, spec_of
 from limelight.parallel.agreement import agree
 from limelight.parallel.group import Processes
@@ -112,7 +112,7 @@ def _step(shards: Shards) -> Tensor:
     own, whole = (RunningRows.empty((B, H, N), width, dtype) for _ in range(2))
     for keys, at in places_of(shards.own_keys):
         for part, rows in shards.subproblems(keys):
-            native.accumulate(
+            rectangles.accumulate(
                 q[:, :, rows],
                 k[:, :, at],
                 v[:, :, at],

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from limelight.backends import Normalisers, RunningRows, native
+from limelight.backends import Normalisers, RunningRows, rectangles
 from limelight.backends.gradients import Gradients, Wanted, sink_weight
 from limelight.core.checks import check_dropout
 from limelight.core.problem import AttentionOptions, LoweredSpec, spec_of
@@ -176,7 +176,9 @@ def ring_forward(shards: Shards, v: Tensor) -> tuple[Tensor, Normalisers, Ring]:
 
     def compute_with(among: slice, keys: Run, k: Tensor, v: Tensor) -> None:
         for part, rows in shards.subproblems(keys, among):
-            native.accumulate(q[:, :, rows], k, v, part.spec, part.sizes(q, k), running.rows(rows), place=part.place)
+            rectangles.accumulate(
+                q[:, :, rows], k, v, part.spec, part.sizes(q, k), running.rows(rows), place=part.place
+            )
 
     for x in blocks.schedule():
         if x.keys is not None:
@@ -203,7 +205,7 @@ class Sums:
     def __init__(self, shards: Shards, saved: Saved, wanted: Wanted) -> None:
         self._shards, self._saved, self._wanted = shards, saved, wanted
         dtype = shards.problem.compute_dtype
-        self.q, self.k, self.v = (native.zeros_like(x, dtype) for x in (saved.q, saved.k, saved.v))
+        self.q, self.k, self.v = (rectangles.zeros_like(x, dtype) for x in (saved.q, saved.k, saved.v))
         lowered = shards.lowered
         self.learned = {
             name: torch.zeros_like(getattr(lowered, name), dtype=dtype)
@@ -219,7 +221,7 @@ class Sums:
         """Add the gradients from a block of keys and values and some rows of q; those of the block to dk and dv."""
         q, _, _, out, (lse, scaled), dout, dlse = self._saved
         for part, rows in self._shards.subproblems(keys, among):
-            found = native.backward(
+            found = rectangles.backward(
                 dout[:, :, rows],
                 None if dlse is None else dlse[:, :, rows],
                 q[:, :, rows],

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from limelight.backends.native import Place
+from limelight.backends.rectangles import Place
 from limelight.core.dropout import new_seed
 from limelight.core.masks import Lowered
 from limelight.core.problem import AttentionSpec, LoweredSpec, Problem, Sizes, autocast

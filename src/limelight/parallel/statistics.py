@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.backends import Normalisers, Statistic, native
+from limelight.backends import Normalisers, Statistic, rectangles
 from limelight.core.problem import Sizes
 from limelight.matrix.statistics.distance import Distance
 from limelight.matrix.statistics.entropy import Entropy
@@ -56,7 +56,7 @@ def _row_pass(shards: Shards, asked: list[Statistic]) -> tuple[list[Any], Normal
     B, Hq, n, D = q.shape
     blocks = KeyValueBlocks(shards, make_ring(shards, D), [k])
     masks = {id(x): MaskPart(x.mask, shards) for x in asked if x.mask is not None}
-    running = native.RunningStatistics(q, k.shape[1], shards.lowered, asked)
+    running = rectangles.RunningStatistics(q, k.shape[1], shards.lowered, asked)
     for _, keys, tensors, among, _ in blocks.schedule():
         for where, rows in () if keys is None else shards.subproblems(keys, among):
             parts = [Mass(masks[id(x)].of(where)) if id(x) in masks else x for x in asked]
@@ -134,5 +134,5 @@ def _outputs(
         return []
     q = shards.q[:, :, rows]
     statistics = [statistic for _, statistic in present]
-    outputs, _ = native.statistics_outputs(q, k, where.spec, where.sizes(q, k), statistics, known, where.place)
+    outputs, _ = rectangles.statistics_outputs(q, k, where.spec, where.sizes(q, k), statistics, known, where.place)
     return [(part, written) for (part, _), written in zip(present, outputs, strict=True)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from conftest import assert_sums_close, generator, largest
 from limelight.core import reference
 from limelight.core.dropout import factors
 from limelight.core.masks import Mask
+from limelight.experiments.measuring import peak_bytes
 from test_sparse_statistics import GLOBAL, HKV, MASKS, B, D, H, M, count_spans, operands
 from test_statistic_gradients import dense_statistics, zero_free
 
@@ -228,3 +232,21 @@ def test_the_kernels_never_get_the_spans_of_the_mask(
     ask(q, k, torch.randn(B, HKV, M, WIDTH), mask=mask)
     assert counts
     assert max(counts) <= 4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
+@pytest.mark.parametrize(
+    "case", ["pool", "cover", "profile", "distance", "gradient of entropy", "gradient of pool", "its gradient"]
+)
+def test_memory_does_not_grow_with_the_allowed_pairs(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less than a byte for each allowed pair; a span has eight."""
+    benchmarks = str(Path(__file__).parents[1] / "benchmarks")
+    monkeypatch.syspath_prepend(benchmarks)
+    monkeypatch.setenv("PYTHONPATH", benchmarks)  # for the process that measures memory
+    compute = importlib.import_module("sparse_statistics").compute
+    n = 16384
+    pairs = n * n // 16  # and those of the window
+    for mask in (ll.Causal() & (ll.Window(3) | ll.Strided(8)), ll.Window(3) | ll.Global(range(5, n, 67))):
+        (peak,) = peak_bytes(compute, (n,), 1, 16, mask=mask, case=case)
+        assert peak < pairs, f"{peak / 2**20:.1f} MiB for {pairs / 2**20:.1f} Mi pairs"

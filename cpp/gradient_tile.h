@@ -35,6 +35,7 @@ template <class C> struct GradientTile {
     LogitBound<C>* bounds;       // by row, or null
 
     int lanes() const { return vectors * kWidth<C>; }
+    bool consecutive() const { return !decode && are_consecutive(rows, row_count, lanes()); }
 };
 
 // What the gradient of one statistic adds to dP, the gradient of the weights.
@@ -121,22 +122,20 @@ template <class C> C gradient_factor(const Problem& p) {
     return p.softcap ? kLog2<C> : C(p.scale / p.temperature);  // a softcap's slope has the rest, in units of log 2
 }
 
-// Loads rows as one side of a product with K or V, and leaves them row by row.
+// Loads rows, times a factor, as one side of a product with K or V, and times another one row by row.
 template <class C>
-void load_side(const Rows& from, int64_t batch, const GradientTile<C>& x, int64_t width, C factor, C* side, C* rows) {
-    const int64_t pitch = whole_vectors<C>(width);
-    gather(from, batch, x.rows, x.row_count, x.lanes(), width, factor, rows, pitch);
-    if (!x.decode) return transpose(rows, pitch, x.lanes(), width, side, x.lanes());
-    for (int r = 0; r < x.row_count; ++r) std::memcpy(side + r * width, rows + r * pitch, width * sizeof(C));
+void load_side(const Rows& from, int64_t batch, const GradientTile<C>& x, int64_t width, C factor, C row_factor,
+               C* side, C* rows) {
+    load_lanes(from, width, factor, batch, x, side, rows);
+    gather(from, batch, x.rows, x.row_count, x.lanes(), width, row_factor, rows, whole_vectors<C>(width));
 }
 
 // Loads the queries of a tile, their bounds and the normalisers of their rows, in units of log 2.
 template <class C> void load_rows(const Problem& p, int64_t batch, GradientTile<C>& x, C* spare) {
-    const int64_t D = whole_vectors<C>(p.D), all = p.B * p.Hq * p.N;
+    const int64_t all = p.B * p.Hq * p.N;
     const int lanes = x.lanes();
     x.decode = p.Hq / p.Hkv * p.N < kWidth<C>;
-    load_side(p.q, batch, x, p.D, query_factor<C>(p), x.q, x.q_rows);
-    gather(p.q, batch, x.rows, x.row_count, lanes, p.D, gradient_factor<C>(p), x.q_rows, D);
+    load_side(p.q, batch, x, p.D, query_factor<C>(p), gradient_factor<C>(p), x.q, x.q_rows);
     x.not_finite = false;
     for (int r = 0; r < lanes; ++r) {
         const Row& row = x.rows[min(r, x.row_count - 1)];
@@ -159,7 +158,7 @@ template <class C>
 void load_gradients(const Problem& p, const Gradients& g, int64_t batch, GradientTile<C>& x, const C* sums, C* spare) {
     const int64_t Dv = whole_vectors<C>(p.Dv);
     const int lanes = x.lanes();
-    load_side(g.dout, batch, x, p.Dv, C(1), x.dout, x.dout_rows);
+    load_side(g.dout, batch, x, p.Dv, C(1), C(1), x.dout, x.dout_rows);
     std::memset(x.dq, 0, lanes * p.D * sizeof(C));
     const Range run = next_run(x.distinct, x.distinct_count, p.spans.count, 0, p.M);
     x.one_block = p.M <= kBlock && !g.part && g.terms.empty() && !p.dropout &&

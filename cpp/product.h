@@ -23,7 +23,7 @@ template <class C> struct Term {
 };
 
 // Keys that are multiplied at a time.
-constexpr int64_t kProductKeys = 12;
+constexpr int kProductKeys = 12;
 
 // The first `n` numbers of a vector, and zeros.
 template <class C> LIMELIGHT_INLINE Vec<C> load_part(const C* p, int64_t n) {
@@ -65,7 +65,7 @@ LIMELIGHT_INLINE void tile_product(const Term<C>* terms, int count, int64_t a, i
         }
 }
 
-template <class C, int NV, int K = kTile<NV>>
+template <class C, int NV, int K = kTile<NV> < kProductKeys ? kTile<NV> : kProductKeys>
 void product_keys(const Term<C>* terms, int count, int64_t a, int64_t end, int64_t feature, C* c, int64_t stride,
                   int64_t tail) {
     for (; a + K <= end; a += K) tile_product<C, K, NV>(terms, count, a, feature, c, stride, tail);

@@ -17,8 +17,10 @@ template <int NV> constexpr int kSums = LIMELIGHT_REGISTERS - 1 - NV;
 template <int NV> constexpr int kSums = 18;
 #endif
 
-// Keys (or features) in a register tile.
-template <int NV> constexpr int kTile = kSums<NV> / NV < 12 ? kSums<NV> / NV : 12;
+// Keys (or features) in a register tile. With one vector of queries there are registers for 16, of which the lengths of
+// short sequences and the widths of heads are mostly multiples.
+template <int NV> constexpr int kMostKeys = NV == 1 && kSums<NV> >= 16 ? 16 : 12;
+template <int NV> constexpr int kTile = kSums<NV> / NV < kMostKeys<NV> ? kSums<NV> / NV : kMostKeys<NV>;
 
 // A bias −slope · |position − key| for every lane, added while the scores are still in registers:
 // `slope` is negative and in their units, `ahead` is position − key for the first key.

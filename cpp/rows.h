@@ -116,6 +116,25 @@ void gather(const Rows& x, int64_t batch, const Row* rows, int row_count, int la
     }
 }
 
+// Consecutive rows of x in the compute type are whole squares of vectors, which are transposed where they lie.
+template <class C> bool is_square(const Rows& x, int64_t width, bool consecutive) {
+    return consecutive && x.type == kType<C> && width % kWidth<C> == 0;
+}
+
+// Brings the rows of a tile, times a factor, to its lanes, or one after the other where it decodes; `scratch` has room
+// for them.
+template <class C, class Tile>
+void load_lanes(const Rows& from, int64_t width, C factor, int64_t batch, const Tile& x, C* to, C* scratch) {
+    if (x.decode) return gather(from, batch, x.rows, x.row_count, x.row_count, width, factor, to, width);
+    if (is_square<C>(from, width, x.consecutive())) {
+        const C* rows = reinterpret_cast<const C*>(address(from, batch, x.rows[0].head, x.rows[0].query));
+        return transpose_squares(rows, from.row, x.lanes(), width, to, x.lanes(),
+                                 [&](Vec<C> row, int64_t) { return row * factor; });
+    }
+    gather(from, batch, x.rows, x.row_count, x.lanes(), width, factor, scratch, width);
+    transpose(scratch, width, x.lanes(), width, to, x.lanes());
+}
+
 // 0 · x is 0 for every finite x and NaN for the others.
 template <class C> bool all_finite(const Operand& v, int64_t n, int64_t width) {
     constexpr int W = kWidth<C>;

@@ -13,7 +13,7 @@ inline int64_t running_place(const RunningRows& y, int64_t batch, const Row& row
 // Loads the running sums of a tile's rows, from which it continues; `scratch` has room for its rows.
 template <class C>
 void load_running(const Problem& p, const RunningRows& y, int64_t batch, const QueryTile<C>& x, C* scratch) {
-    load_rows(y.o, p.Dv, C(1), batch, x, x.o, scratch);
+    load_lanes(y.o, p.Dv, C(1), batch, x, x.o, scratch);
     for (int r = 0; r < x.row_count; ++r) {
         const int64_t at = running_place(y, batch, x.rows[r]);
         x.m[r] = reinterpret_cast<const C*>(y.m)[at];

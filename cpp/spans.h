@@ -33,23 +33,22 @@ struct Visible {
     Range keys, partial;
 };
 
-// The outermost spans of rows with one span each, which answer both questions below at once for every block where all
-// rows have a key in common: under Causal(), Window, Padding and what & makes of them, unless rows are far apart.
+// The outermost spans of rows with one span each. Where these spans hang together, as under Causal(), Window, Padding and
+// what & makes of them, they answer both questions below at once for every block.
 struct SpanBounds {
     int64_t first_begin, last_begin, first_end, last_end;
-    bool simple;  // every row has one span, and it is not empty
+    bool one_run;  // every row has one span that is not empty, and all keys from the first to the last are in some span
 
-    bool one_run() const { return simple && last_begin <= first_end; }
     void join(const SpanBounds& other) {
+        one_run &= other.one_run && first_begin <= other.last_end && other.first_begin <= last_end;
         first_begin = min(first_begin, other.first_begin), last_begin = max(last_begin, other.last_begin);
         first_end = min(first_end, other.first_end), last_end = max(last_end, other.last_end);
-        simple &= other.simple;
     }
 
     // As next_run.
     Range run(int64_t from, int64_t end) const { return {max(first_begin, from), min(last_end, end)}; }
 
-    // As visible. Every row sees the keys [last_begin, first_end).
+    // As visible. Every row sees the keys [last_begin, first_end), if there are any.
     Visible visible(Range block) const {
         const Range keys{max(first_begin, block.begin), min(last_end, block.end)};
         const bool left = keys.begin < last_begin, right = first_end < keys.end;
@@ -66,7 +65,7 @@ inline SpanBounds span_bounds(const Row* rows, int n, int64_t spans) {
     }
     const int64_t a = rows[0].spans[0], b = rows[0].spans[1];
     SpanBounds x{a, a, b, b, spans == 1};
-    for (int r = 0; x.simple && r < n; ++r) {
+    for (int r = 0; x.one_run && r < n; ++r) {
         const int64_t begin = rows[r].spans[0], end = rows[r].spans[1];
         x.join({begin, begin, end, end, begin < end});
     }

@@ -48,24 +48,6 @@ template <class C> TileGroup<C> lay_out_group(const Problem& p, const Partition&
     return y;
 }
 
-// Consecutive rows of x in the compute type are whole squares of vectors, which are transposed where they lie.
-template <class C> bool is_square(const Rows& x, int64_t width, bool consecutive) {
-    return consecutive && x.type == kType<C> && width % kWidth<C> == 0;
-}
-
-// Brings the rows of a tile, times a factor, to its lanes; `scratch` has room for them.
-template <class C>
-void load_rows(const Rows& from, int64_t width, C factor, int64_t batch, const QueryTile<C>& x, C* to, C* scratch) {
-    if (x.decode) return gather(from, batch, x.rows, x.row_count, x.row_count, width, factor, to, width);
-    if (is_square<C>(from, width, x.consecutive())) {
-        const C* rows = reinterpret_cast<const C*>(address(from, batch, x.rows[0].head, x.rows[0].query));
-        return transpose_squares(rows, from.row, x.lanes(), width, to, x.lanes(),
-                                 [&](Vec<C> row, int64_t) { return row * factor; });
-    }
-    gather(from, batch, x.rows, x.row_count, x.lanes(), width, factor, scratch, width);
-    transpose(scratch, width, x.lanes(), width, to, x.lanes());
-}
-
 // Loads the queries of a task and empties their running sums.
 template <class C> void load_group(const Problem& p, const Partition& c, const Task& t, TileGroup<C>& y) {
     constexpr int W = kWidth<C>, lanes = kMaxLanes<C>;
@@ -94,7 +76,7 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         x.bounds = y.bounds ? y.bounds + i * lanes : nullptr;
         for (int r = 0; y.bounds && r < x.row_count; ++r)
             x.bounds[r] = logit_bound(p, t.batch, x.rows[r], y.transposing);
-        load_rows(p.q, p.D, query_factor<C>(p), t.batch, x, x.q, y.transposing);
+        load_lanes(p.q, p.D, query_factor<C>(p), t.batch, x, x.q, y.transposing);
         std::memset(x.o, 0, (x.decode ? x.row_count : x.lanes()) * p.Dv * sizeof(C));
         for (int r = 0; r < x.lanes(); ++r) x.m[r] = -kInf<C>, x.l[r] = 0;
         if (x.decode) std::memset(y.s + i * y.panel, 0, min(kDecodeStep, p.M) * W * sizeof(C));  // lanes without a row
@@ -102,7 +84,7 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
     y.span_bounds = y.tiles[0].span_bounds;
     for (int64_t i = 1; i < y.count; ++i) y.span_bounds.join(y.tiles[i].span_bounds);
     y.distinct_count = 0;
-    for (int64_t i = 0; i < y.count && !y.span_bounds.one_run(); ++i) {
+    for (int64_t i = 0; i < y.count && !y.span_bounds.one_run; ++i) {
         QueryTile<C>& x = y.tiles[i];
         x.distinct = y.distinct + y.distinct_count;
         x.distinct_count = keep_distinct(x.rows, x.row_count, p.spans.count, x.distinct);
@@ -119,8 +101,8 @@ void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visi
     const int64_t step = decode ? kDecodeStep : kBlock;
     const SpanBounds& all = y.span_bounds;
     for (Range run{t.begin, t.begin};;) {
-        run = all.one_run() ? all.run(run.end, t.end)
-                            : next_run(y.distinct, y.distinct_count, p.spans.count, run.end, t.end);
+        run = all.one_run ? all.run(run.end, t.end)
+                          : next_run(y.distinct, y.distinct_count, p.spans.count, run.end, t.end);
         if (run.empty()) break;
         for (int64_t j = run.begin; j < run.end; j += step) {
             const Range block{j, min(j + step, run.end)};
@@ -130,7 +112,7 @@ void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visi
             Range keys{0, 0};
             for (int64_t i = 0; i < y.count; ++i) {
                 const QueryTile<C>& x = y.tiles[i];
-                const Visible seen = x.span_bounds.one_run()
+                const Visible seen = x.span_bounds.one_run
                                          ? x.span_bounds.visible(block)
                                          : visible(x.distinct, x.distinct_count, p.spans.count, block);
                 if (seen.keys.empty() ||

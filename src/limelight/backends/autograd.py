@@ -16,7 +16,7 @@ from torch import Tensor
 from limelight.backends import blocks, native
 from limelight.backends.gradients import Normalisers, Wanted
 from limelight.backends.shared import SharedBackward
-from limelight.core.problem import LoweredSpec, Sizes, compute_dtype, problem_from_lowered
+from limelight.core.problem import LoweredSpec, Problem, Sizes, compute_dtype, problem_from_lowered
 from limelight.core.tracing import has_subclass, is_traced
 
 _SPEC = (
@@ -41,25 +41,18 @@ def attention(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec) -> tuple[Te
     return out, normalisers.lse
 
 
-def attention_output(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec) -> Tensor:
-    """Compute the output alone, differentiably, at less cost around the kernels."""
-    if _has_numbers_only(lowered) and _is_eager(q, k, v):
-        apply: Any = _PlainAttention.apply
-        out: Tensor = apply(lowered, q, k, v)
+def attention_output(p: Problem, v: Tensor) -> Tensor:
+    """Compute the output alone, differentiably, with less around the kernels where only q, k and v are learned."""
+    if p.temperature.__class__ is float and p.is_plain and _is_eager(p.q, p.k, v):
+        out: Tensor = _apply_plain_attention(p, p.q, p.k, v)
         return out
-    return attention(q, k, v, lowered)[0]
+    return attention(p.q, p.k, v, p.lower())[0]
 
 
 def _is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Return True for ordinary tensors outside of tracing and torch.func."""
     plain = q.__class__ is k.__class__ is v.__class__ is Tensor
     return not is_traced() and (plain or not has_subclass(q, k, v))
-
-
-def _has_numbers_only(lowered: LoweredSpec) -> bool:
-    """Return True if there is no option to which a gradient may flow."""
-    absent = lowered.slopes is None and lowered.offsets is None and lowered.bias is None and lowered.sink is None
-    return absent and lowered.temperature.__class__ is float
 
 
 def attention_with_normalisers(
@@ -94,22 +87,28 @@ class _PlainAttention(torch.autograd.Function):
     """The output of a call whose only tensors are q, k and v, with as little around the kernels as autograd allows."""
 
     @staticmethod
-    def forward(ctx: Any, lowered: LoweredSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, p: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Run the kernels and keep what their derivative needs."""
-        out, scaled = native.forward_for_gradient(q, k, v, lowered, Sizes.of(q, k))
+        scaled = Normalisers.empty_scaled(p.sizes, p.compute_dtype)
+        out = native.attention(p, v, scaled)
         ctx.save_for_backward(q, k, v, out)
-        ctx.lowered, ctx.scaled = lowered, scaled  # no input and no output: autograd need not watch over it
+        # Neither inputs nor outputs: autograd need not watch over them.
+        ctx.spec, ctx.sizes, ctx.scaled = p.spec, p.sizes, scaled
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         """Run the kernels of the gradient, or plain torch where it is differentiated once more."""
         q, k, v, out = ctx.saved_tensors
-        lowered: LoweredSpec = ctx.lowered
         if _is_differentiated(dout):
-            _, normalisers = native.forward_with_normalisers(q, k, v, lowered, Sizes.of(q, k))
+            lowered = Problem(q, k, ctx.spec).lower()
+            _, normalisers = native.forward_with_normalisers(q, k, v, lowered, ctx.sizes)
             return None, *_differentiate(dout, None, q, k, v, out, normalisers, lowered, _NOTHING_ELSE)
-        return None, *native.backward_of_inputs(dout, q, k, v, out, ctx.scaled, lowered)
+        return None, *native.backward_of_inputs(dout, q, k, v, out, ctx.scaled, ctx.sizes, ctx.spec)
+
+
+# The base's own method: Function.apply looks for torch.func once more, which _is_eager has ruled out.
+_apply_plain_attention: Any = super(torch.autograd.Function, _PlainAttention).apply
 
 
 class _EagerAttention(torch.autograd.Function):

@@ -88,8 +88,7 @@ def attention(p: Problem, v: Tensor, dropout: float = 0.0, backend: str | None =
         if sdpa.reason(p, v):
             return sdpa.attention(p, v)
         if p.mask is None or not p.mask.reorders:
-            recorded = _is_recorded(p, v)
-            return autograd.attention_output(p.q, p.k, v, p.lower()) if recorded else native.attention(p, v)
+            return autograd.attention_output(p, v) if _is_recorded(p, v) else native.attention(p, v)
     return _attention_and_lse(p, v, dropout, backend)[0]
 
 

@@ -102,14 +102,17 @@ def compute_dtype(q: Tensor) -> torch.dtype:
 class Problem:
     """``A = softmax((softcap(scale · q kᵀ) + bias) / temperature)`` over the keys that ``mask`` allows.
 
-    ``q (B, Hq, N, D)`` and ``k (B, Hkv, M, D)`` are four-dimensional here; ``lead`` is the shape of the batch axes
-    that they came with.
+    ``q (B, Hq, N, D)`` and ``k (B, Hkv, M, D)`` are four-dimensional here and of one ``dtype``; ``lead`` is the shape
+    of the batch axes that they came with. A problem that ``is_plain`` has neither bias nor sink, and no size is 0.
     """
 
     __slots__ = (
+        "_key_shape",
         "_learned",
         "_shape",
         "bias",
+        "dtype",
+        "is_plain",
         "k",
         "mask",
         "on_cpu",
@@ -125,13 +128,13 @@ class Problem:
         mask, bias, scale, softcap, sink, temperature = spec
         if _autocast_enabled():
             q, k = autocast(q), autocast(k)
-        dtype = check_tensor("q", q)
+        self.dtype = dtype = check_tensor("q", q)
         if check_tensor("k", k) is not dtype:
             raise TypeError(f"q is {q.dtype} and k is {k.dtype}; convert one with .to()")
         if scale is not None and isinstance(scale, Tensor) and (scale.requires_grad or is_traced()):
             q, scale = q * check_one_number("scale", scale).to(dtype), 1.0
         self._shape = shape = q.shape
-        key_shape = k.shape
+        self._key_shape = key_shape = k.shape
         if len(shape) == len(key_shape) == 4:
             B, Hq, N, D = shape
             key_B, Hkv, M, key_D = key_shape
@@ -158,6 +161,7 @@ class Problem:
         self.temperature = (
             temperature if temperature.__class__ is float and temperature == 1.0 else _check_temperature(temperature)
         )
+        self.is_plain = bias is None and sink is None and B > 0 and Hq > 0 and N > 0 and M > 0
         # Tensors other than q and k to which a gradient may flow.
         self._learned: Sequence[Tensor] = ()
         if bias is not None or sink is not None or self.temperature.__class__ is not float:
@@ -229,16 +233,15 @@ class Problem:
             v = autocast(v)
         check_tensor("v", v)
         shape = v.shape
-        _, _, Hkv, _, M, _ = self.sizes
-        four = len(shape) == len(self._shape) == 4 and (shape == self.k.shape or shape[:3] == self.k.shape[:3])
-        if not four and (len(shape) < 3 or shape[-3] != Hkv or shape[-2] != M or shape[:-3] != self.lead):
+        key_shape = self._key_shape
+        if shape != key_shape and (len(shape) < 3 or shape[:-1] != key_shape[:-1]):
             raise ValueError(
-                f"v {tuple(v.shape)} does not fit k {(*self.lead, *self.k.shape[1:])}: "
-                f"all axes but the last must be {(*self.lead, Hkv, M)}"
+                f"v {tuple(shape)} does not fit k {tuple(key_shape)}: "
+                f"all axes but the last must be {tuple(key_shape[:-1])}"
             )
         if not (self.on_cpu and v.is_cpu):
             check_device("v", v, "k", self.k)
-        return v if four else batched(v)
+        return v if len(shape) == 4 else batched(v)
 
 
 def problem_from_lowered(q: Tensor, k: Tensor, lowered: LoweredSpec) -> Problem:

@@ -9,8 +9,6 @@ from limelight.backends.native.outputs import (
     accumulate,
     attention,
     cut,
-    forward,
-    forward_for_gradient,
     forward_int8,
     forward_with_normalisers,
 )
@@ -39,8 +37,6 @@ __all__ = [
     "built",
     "cut",
     "empty_output",
-    "forward",
-    "forward_for_gradient",
     "forward_int8",
     "forward_with_normalisers",
     "isa",

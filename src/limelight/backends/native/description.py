@@ -123,6 +123,46 @@ def sizes_of_matrix(lowered: LoweredSpec, sizes: Sizes) -> Sizes:
     return sizes._replace(N=lowered.whole[0], M=lowered.whole[1]) if lowered.whole else sizes
 
 
+def plain_problem(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    sizes: Sizes,
+    scaling: tuple[float, float, float],
+    mask: LoweredMask | None,
+    normalisers: int = 0,
+) -> kernels.Problem | None:
+    """Describe a call whose only options are a mask and ``scaling``, which is (scale, softcap, temperature).
+
+    Most calls are such (``Problem.is_plain``), and with few keys the Python around the kernels is most of their cost:
+    here every tensor is asked once for what is checked and handed over. None where one of them cannot be read where it
+    lies. Tensors and mask must live until the call is over.
+    """
+    q_strides, k_strides, v_strides, out_strides = q.stride(), k.stride(), v.stride(), out.stride()
+    q_data, k_data, v_data = address(q), address(k), address(v)
+    in_rows = q_strides[3] == k_strides[3] == v_strides[3] == out_strides[3] == 1
+    if not (in_rows and q_data and k_data and v_data) or q.is_neg() or k.is_neg() or v.is_neg():
+        return None
+    return _make_problem(
+        sizes=sizes,
+        value_width=v.shape[3],
+        type=TYPES[q.dtype],
+        value_type=TYPES[v.dtype],
+        q=q_data,
+        q_strides=q_strides,
+        k=k_data,
+        k_strides=k_strides,
+        v=v_data,
+        v_strides=v_strides,
+        out=address(out),
+        out_strides=out_strides,
+        scaling=scaling,
+        mask=None if mask is None else allowed_keys(mask, sizes),
+        normalisers=normalisers,
+    )
+
+
 def _by_head(x: Tensor, q: Tensor) -> Tensor:
     x = x.detach().resolve_neg().to(q.device, compute_dtype(q))
     return x.expand(q.shape[1], *x.shape[1:]).contiguous()

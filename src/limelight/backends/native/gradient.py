@@ -19,11 +19,11 @@ from limelight.backends.gradients import (
     temperature_gradient,
 )
 from limelight.backends.native.addresses import address, address_or_0, allowed_keys, grid
-from limelight.backends.native.description import WHOLE, Operands, Place, sizes_of_matrix
+from limelight.backends.native.description import WHOLE, Operands, Place, plain_problem, sizes_of_matrix
 from limelight.backends.native.extension import TYPES, kernels
 from limelight.backends.native.memory import readable, zeros_like
 from limelight.core.masks import lower_mask
-from limelight.core.problem import LoweredSpec, Sizes, compute_dtype
+from limelight.core.problem import AttentionSpec, LoweredSpec, Problem, Sizes, compute_dtype
 
 
 def backward(
@@ -94,19 +94,23 @@ def row_sums(q: Tensor, k: Tensor, normalisers: Normalisers, lowered: LoweredSpe
 
 
 def backward_of_inputs(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scaled: Tensor, lowered: LoweredSpec
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scaled: Tensor, sizes: Sizes, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k and v alone, from that of the output alone.
-
-    Most training is this, and with few keys the Python around the kernels is most of its cost.
-    """
-    q, k, v, out, dout = _readable(q, k, v, out, dout)
-    sizes, dtype = Sizes.of(q, k), compute_dtype(q)
+    """Compute the gradients of q, k and v of a plain problem (``Problem.is_plain``), from that of the output alone."""
+    dout = readable("dout", dout, warn=False)
+    mask = None if spec.mask is None else lower_mask(spec.mask, sizes.N, sizes.M)
+    assert isinstance(spec.scale, float)
+    assert isinstance(spec.temperature, float)
+    scaling = (spec.scale, spec.softcap or 0.0, spec.temperature)
+    problem = plain_problem(q, k, v, out, sizes, scaling, mask, address(scaled))
+    if problem is None:
+        q, k, v, out, dout = _readable(q, k, v, out, dout)
+        operands = Operands(Problem(q, k, spec).lower(), q, sizes)
+        problem = operands.problem(q, k, v, out, scaled=scaled)
+    dtype = compute_dtype(q)
     dq, dk, dv = zeros_like(q, dtype), zeros_like(k, dtype), zeros_like(v, dtype)
-    if 0 not in sizes[:5]:
-        operands = Operands(lowered, q, sizes)
-        _run(operands.problem(q, k, v, out, scaled=scaled), dout, dq, dk, dv)
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+    _run(problem, dout, dq, dk, dv)
+    return (dq, dk, dv) if q.dtype is v.dtype is dtype else (dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype))
 
 
 def _readable(q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:

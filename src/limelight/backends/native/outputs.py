@@ -9,66 +9,31 @@ from torch import Tensor
 
 from limelight.backends.gradients import Normalisers
 from limelight.backends.int8 import Int8Rows
-from limelight.backends.native.addresses import address, allowed_keys
-from limelight.backends.native.description import WHOLE, Operands, Place
-from limelight.backends.native.extension import TYPES, kernels
+from limelight.backends.native.addresses import address
+from limelight.backends.native.description import WHOLE, Operands, Place, plain_problem
+from limelight.backends.native.extension import kernels
 from limelight.backends.native.memory import empty_output, readable
 from limelight.backends.running_rows import RunningRows
 from limelight.core.masks import lower_mask
 from limelight.core.problem import LoweredSpec, Problem, Sizes, compute_dtype
 
-_make_problem = kernels.Problem
 _forward = kernels.forward
 _threads = torch.get_num_threads
 _empty_like = torch.empty_like
 
 
-def attention(p: Problem, v: Tensor) -> Tensor:
-    """Compute the output of a plain call: no gradient, no dropout, no normalisers.
-
-    Most calls are this one, and with few keys the Python around the kernels is most of their cost.
-    """
-    q, k = p.q, p.k
-    B, Hq, _, N, M, D = p.sizes
-    if p.bias is not None or p.sink is not None or not (B and Hq and N and M):
-        return forward(q, k, v, p.lower(), p.sizes)
-    q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
-    q_data, k_data, v_data = address(q), address(k), address(v)
-    in_place = q_strides[3] == k_strides[3] == v_strides[3] == 1 and q_data and k_data and v_data
-    if not in_place or q.is_neg() or k.is_neg() or v.is_neg():
-        return forward(q, k, v, p.lower(), p.sizes)
-    dtype, value_dtype, width = q.dtype, v.dtype, v.shape[3]
-    out = _empty_like(q) if dtype is value_dtype and width == D else empty_output(q, v)
-    out_strides = out.stride()
-    if out_strides[3] != 1:
-        out = empty_output(q, v)
-        out_strides = out.stride()
-    mask = None if p.mask is None else lower_mask(p.mask, N, M)
-    _forward(
-        _make_problem(
-            sizes=p.sizes,
-            value_width=width,
-            type=TYPES[dtype],
-            value_type=TYPES[value_dtype],
-            q=q_data,
-            q_strides=q_strides,
-            k=k_data,
-            k_strides=k_strides,
-            v=v_data,
-            v_strides=v_strides,
-            out=address(out),
-            out_strides=out_strides,
-            scaling=(p.scale, p.softcap or 0.0, float(p.temperature)),
-            mask=allowed_keys(mask, p.sizes),
-        ),
-        _threads(),
-    )
-    return out
-
-
-def forward(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec, sizes: Sizes) -> Tensor:
-    """Compute the output."""
-    return _run_forward(q, k, v, lowered, sizes, None, None)
+def attention(p: Problem, v: Tensor, scaled: Tensor | None = None) -> Tensor:
+    """Compute the output of a call without dropout, and ``scaled`` of its normalisers where memory for it is given."""
+    q, k, sizes = p.q, p.k, p.sizes
+    if p.is_plain:
+        out = _empty_like(q) if p.dtype is v.dtype and v.shape[3] == sizes[5] else empty_output(q, v)
+        mask = None if p.mask is None else lower_mask(p.mask, sizes[3], sizes[4])
+        scaling = (p.scale, p.softcap or 0.0, float(p.temperature))
+        problem = plain_problem(q, k, v, out, sizes, scaling, mask, 0 if scaled is None else address(scaled))
+        if problem is not None:
+            _forward(problem, _threads())
+            return out
+    return _run_forward(q, k, v, p.lower(), sizes, None, scaled)
 
 
 def forward_with_normalisers(
@@ -77,12 +42,6 @@ def forward_with_normalisers(
     """Compute the output and the normalisers of each row."""
     normalisers = Normalisers.empty(sizes, compute_dtype(q))
     return _run_forward(q, k, v, lowered, sizes, *normalisers, place), normalisers
-
-
-def forward_for_gradient(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredSpec, sizes: Sizes) -> tuple[Tensor, Tensor]:
-    """Compute the output and the one of the normalisers that the gradients of q, k and v need, ``scaled``."""
-    scaled = Normalisers.empty_scaled(sizes, compute_dtype(q))
-    return _run_forward(q, k, v, lowered, sizes, None, scaled), scaled
 
 
 def _run_forward(

@@ -28,7 +28,7 @@ from tokenizers import models as tokenizer_models
 from limelight import models, translate
 from limelight.cli import main
 
-# What Python says when nobody has checked a value.
+# Messages of Python itself, where a value was not checked.
 UNCHECKED = (
     "object has no attribute",
     "unhashable",

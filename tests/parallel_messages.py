@@ -32,7 +32,7 @@ def balance() -> None:
 
 
 def no_messages_without_need() -> None:
-    """Blocks that nobody sees are not sent: of packed documents on one process each, none is."""
+    """Blocks that no process needs are not sent: of packed documents on one process each, none is."""
     size, sent = dist.get_world_size(), []
     n = 16
     q = torch.randn(1, 2, n * size, 4)

@@ -80,7 +80,7 @@ def test_what_if(reading_page: Explorer, tab: NewTab) -> None:
     page = one.open(reading_page.url, f"#what-if?call={call}&head=3")
 
     def changed(edit: Any) -> None:
-        """What is shown is what the edit does, beside what there was."""
+        """The page shows what the edit does next to what there was."""
         one.quiet()
         assert subject.replay is not None
         was = subject.replay.run({})

@@ -1,4 +1,4 @@
-"""What the explorer answers: tiles, thumbnails, cells, lines of a text and translations, against the dense matrix."""
+"""Answers of the explorer: tiles, thumbnails, cells, lines of a text and translations, against the dense matrix."""
 
 from __future__ import annotations
 

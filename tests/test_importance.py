@@ -1,4 +1,4 @@
-"""What matters: importance against one run for each head, attributions against dense products, and shared layers."""
+"""Importance of heads against one run for each head, attributions against dense products, and shared layers."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_the_vocabulary_gives_back_what_it_took() -> None:
 
 
 def test_the_loss() -> None:
-    """Of real tokens alone, by PyTorch, sentence by sentence."""
+    """The loss is that of real tokens alone, by PyTorch, sentence by sentence."""
     torch.manual_seed(0)
     tokenizer = vocabulary.learn([text for pair in toy_pairs() for text in pair], 60)
     model: Any = models.build(TINY.config(tokenizer)).eval()

@@ -54,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Result:
-    """What an experiment found.
+    """The outcome of an experiment.
 
     Attributes:
         name: the experiment, a key of ``EXPERIMENTS``.

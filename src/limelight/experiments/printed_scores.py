@@ -1,4 +1,4 @@
-"""Printed scores against the weights printed beside them: claim 38."""
+"""Printed scores against the weights printed with them: claim 38."""
 
 from __future__ import annotations
 

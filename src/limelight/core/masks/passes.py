@@ -64,7 +64,7 @@ def _plan(mask: Mask, N: int, M: int) -> list[Pass] | None:
         order, factors = _split(term)
         groups.setdefault(order, []).append(functools.reduce(operator.and_, factors) if factors else None)
     if sum(isinstance(order, _Residues) for order in groups) > 1:
-        return None  # the pairs of one stride are no few spans in the order of another
+        return None  # in the order of one stride, the pairs of another are many spans
     passes: list[Pass] = []
     before: Mask | None = None
     for order in sorted(groups, key=lambda x: x.rank):

@@ -141,7 +141,7 @@ class Pool(AskedStatistic):
 
 @dataclass(frozen=True)
 class PartOfPicture(Pool):
-    """What some queries and keys add to a larger picture: the place of the first ones in it, and its size."""
+    """The part of a larger picture that some queries and keys add to: the place of the first ones, and the size."""
 
     first_query: int = 0
     queries: int = 0

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limelight.core.broadcasting import at, common_batch_and_heads, fit_dense, tensor_batch_and_heads
+from limelight.core.broadcasting import common_batch_and_heads, entries_at, fit_dense, tensor_batch_and_heads
 from limelight.core.masks import positions
 
 
@@ -264,7 +264,7 @@ class DenseBias(Bias):
             raise TypeError(f"DenseBias: needs a tensor of floats, not {got} (for a boolean mask use Dense)")
 
     def values(self, i: Tensor, j: Tensor, N: int, M: int, dtype: torch.dtype | None = None) -> Tensor:
-        return at(fit_dense("DenseBias", self.tensor, N, M), i, j, N, M).to(i.device, dtype)
+        return entries_at(fit_dense("DenseBias", self.tensor, N, M), i, j, N, M).to(i.device, dtype)
 
     def lower(self, N: int, M: int, dtype: torch.dtype | None = None) -> LoweredBias:
         return LoweredBias(None, None, fit_dense("DenseBias", self.tensor, N, M))

@@ -20,7 +20,7 @@ def fit_dense(name: str, tensor: Tensor, N: int, M: int) -> Tensor:
     return tensor if tensor.ndim >= 2 else tensor.reshape(rows, cols)
 
 
-def at(tensor: Tensor, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
+def entries_at(tensor: Tensor, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
     """Return ``tensor[..., i, j]`` of a tensor that ``fit_dense`` has passed."""
     return tensor.expand(*tensor.shape[:-2], N, M)[..., i, j]
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from limelight.core.tracing import is_traced
 
 _MOST_RUNS = 64
 
 
-def single(begin: Tensor | int, end: Tensor, N: int, M: int) -> Tensor:
+def single_spans(begin: Tensor | int, end: Tensor, N: int, M: int) -> Tensor:
     """Make one span for each query from begins and ends ``(batch or 1, N or 1)``, clipped to the keys."""
     end = end.clamp(0, M)
     begin = torch.zeros_like(end) if isinstance(begin, int) and begin == 0 else begin
@@ -23,7 +24,7 @@ def single(begin: Tensor | int, end: Tensor, N: int, M: int) -> Tensor:
     return spans.expand(-1, N, -1)[:, :, None].to(torch.int32)
 
 
-def runs_of(queries: Tensor, keys: Tensor, present: Tensor, count: int | None = None) -> Tensor:
+def runs_of_ids(queries: Tensor, keys: Tensor, present: Tensor, count: int | None = None) -> Tensor:
     """Find for every query ``(batch or 1, N)`` the runs of keys ``(batch or 1, M)`` that have its id.
 
     There are as many spans as the most scattered document has runs, unless ``count`` says how many there may be.
@@ -63,7 +64,7 @@ def _runs_of_one(queries: Tensor, keys: Tensor, present: Tensor, M: int, allowed
 
 @torch.library.custom_op("limelight::runs_of", mutates_args=())
 def _runs_of_op(queries: Tensor, keys: Tensor, present: Tensor) -> Tensor:
-    return runs_of(queries, keys, present, 1)
+    return runs_of_ids(queries, keys, present, 1)
 
 
 @_runs_of_op.register_fake
@@ -77,21 +78,29 @@ def document_spans(queries: Tensor, keys: Tensor, present: Tensor) -> Tensor:
     if is_traced():
         spans: Tensor = _runs_of_op(queries, keys, present)
         return spans
-    return runs_of(queries.cpu(), keys.cpu(), present.cpu())
+    return runs_of_ids(queries.cpu(), keys.cpu(), present.cpu())
 
 
-def runs(flags: Tensor) -> Tensor:
-    """The runs of True along the last axis, ``(…, count, 2)``; there are as many as the most scattered row has."""
+def count_runs(flags: Tensor) -> int:
+    """Return the largest number of runs of True that a row along the last axis has."""
+    begins = flags & ~pad(flags, (1, -1)) if flags.shape[-1] else flags
+    return int(begins.sum(-1).max()) if flags.numel() else 0
+
+
+def runs_of_true(flags: Tensor) -> Tensor:
+    """Return the runs of True along the last axis as spans, ``(…, count, 2)``; the most scattered row has ``count``.
+
+    >>> runs_of_true(torch.tensor([[True, True, False, True], [False, True, False, False]])).tolist()
+    [[[0, 2], [3, 4]], [[1, 2], [4, 4]]]
+    """
     n = flags.shape[-1]
-    at = torch.arange(n, device=flags.device)
-    edge = flags.new_zeros(*flags.shape[:-1], 1)
-    begins = flags & ~torch.cat([edge, flags[..., :-1]], -1)
-    ends = flags & ~torch.cat([flags[..., 1:], edge], -1)
-    count = max(int(begins.sum(-1).max()), 1) if flags.numel() else 1
-    first = torch.where(begins, at, n).sort(-1).values[..., :count]
-    last = torch.where(ends, at + 1, n).sort(-1).values[..., :count]
-    found = torch.stack([first, last], -1)
-    return found if n else found.new_zeros(*flags.shape[:-1], 1, 2)
+    spans = torch.full((*flags.shape[:-1], max(count_runs(flags), 1), 2), n, device=flags.device)
+    edges = pad(flags.to(torch.int8), (1, 1)).diff(dim=-1)  # 1 at the begin of a run, -1 at its end
+    for side, found in enumerate((edges == 1, edges == -1)):
+        places: tuple[Tensor, ...] = found.nonzero(as_tuple=True)
+        nth = found.cumsum(-1)[places] - 1
+        spans[(*places[:-1], nth, torch.full_like(nth, side))] = places[-1]
+    return spans
 
 
 _MANY_PAIRS = 64  # with more pairs of spans than this, an intersection is made from complements

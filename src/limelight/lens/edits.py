@@ -18,7 +18,7 @@ from limelight.core.biases import Bias as AnyBias
 from limelight.core.checks import check_positive
 from limelight.core.masks import Lowered, Mask
 from limelight.core.masks.base import positions
-from limelight.core.spans import single
+from limelight.core.spans import single_spans
 from limelight.matrix.base import Weights
 
 if TYPE_CHECKING:
@@ -338,7 +338,7 @@ class Rectangle(Mask):
         rows = range(2**31 - 1) if self.queries is None else self.queries
         cols = range(M) if self.keys is None else self.keys
         inside = (number >= rows.start) & (number < rows.stop)
-        return Lowered(single(cols.start, torch.where(inside, min(cols.stop, M), cols.start), N, M), None)
+        return Lowered(single_spans(cols.start, torch.where(inside, min(cols.stop, M), cols.start), N, M), None)
 
     def __repr__(self) -> str:
         return f"Rectangle({self.queries}, {self.keys})"

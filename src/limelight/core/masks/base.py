@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from limelight.core.broadcasting import common_batch_and_heads, tensor_batch_and_heads
 from limelight.core.masks.drawing import draw, draw_html
-from limelight.core.spans import complement, intersection, runs, union
+from limelight.core.spans import complement, count_runs, intersection, runs_of_true, union
 from limelight.core.tracing import is_traced
 
 
@@ -157,10 +157,9 @@ def skip_empty_blocks(lowered: Lowered, N: int, M: int) -> Lowered:
     used = blocks.reshape(-1, tensor_batch_and_heads(dense)[1], *blocks.shape[-2:]).amax(1) > 0  # by batch element
     if bool(used.all()):
         return lowered
-    found = runs(used)
-    if found.shape[-2] > _MOST_RUNS:
+    if count_runs(used) > _MOST_RUNS:
         return lowered
-    kept = (found * _COLUMNS).clamp(max=M)[:, torch.arange(N) // _ROWS].to(torch.int32)
+    kept = (runs_of_true(used) * _COLUMNS).clamp(max=M)[:, torch.arange(N) // _ROWS].to(torch.int32)
     return Lowered(kept if spans is None else intersection(spans, kept, M), dense)
 
 

@@ -48,6 +48,6 @@ def by_batch(counts: Tensor, like: Tensor) -> Tensor:
     return counts.reshape(()) if counts.numel() == 1 else counts.reshape(-1, 1, 1, 1)
 
 
-def column(counts: Tensor) -> Tensor:
+def as_column(counts: Tensor) -> Tensor:
     """Shape counts as ``(batch, 1)`` on the CPU, where spans are made."""
     return counts.cpu().reshape(-1, 1)

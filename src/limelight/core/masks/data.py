@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from limelight.core.broadcasting import at, fit_dense, tensor_batch_and_heads
+from limelight.core.broadcasting import entries_at, fit_dense, tensor_batch_and_heads
 from limelight.core.masks.base import Lowered, Mask
-from limelight.core.masks.counts import as_counts, by_batch, column, show_counts
-from limelight.core.spans import document_spans, single
+from limelight.core.masks.counts import as_column, as_counts, by_batch, show_counts
+from limelight.core.spans import document_spans, single_spans
 from limelight.core.tracing import is_traced
 
 _MOST_LENGTHS = 64  # reading more of them to look up a lowered mask costs as much as to lower it again
@@ -49,9 +49,10 @@ class Padding(Mask):
 
     def lower(self, N: int, M: int) -> Lowered:
         self._fit(M)
-        lengths = column(self._lengths)
+        lengths = as_column(self._lengths)
         return Lowered(
-            single(M - lengths, lengths.new_tensor([[M]]), N, M) if self.left else single(0, lengths, N, M), None
+            single_spans(M - lengths, lengths.new_tensor([[M]]), N, M) if self.left else single_spans(0, lengths, N, M),
+            None,
         )
 
     def counts(self, B: int, M: int) -> Tensor:
@@ -216,7 +217,7 @@ class Dense(Mask):
         return fit_dense("Dense", self.tensor, N, M)
 
     def allows(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
-        return at(self._fit(N, M).to(i.device), i, j, N, M)
+        return entries_at(self._fit(N, M).to(i.device), i, j, N, M)
 
     def lower(self, N: int, M: int) -> Lowered:
         return Lowered(None, self._fit(N, M))

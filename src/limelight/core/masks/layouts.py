@@ -12,7 +12,7 @@ from limelight.core.broadcasting import tensor_batch_and_heads
 from limelight.core.dropout import philox
 from limelight.core.masks.base import Lowered, Mask, positions
 from limelight.core.masks.counts import check_whole
-from limelight.core.spans import runs
+from limelight.core.spans import runs_of_true
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,7 +47,7 @@ class Blocks(Mask):
         object.__setattr__(self, "block", _check_block("Blocks", self.block))
         batch, heads = tensor_batch_and_heads(layout)
         rows = layout.reshape(batch, *layout.shape[-2:]).cpu() if heads == 1 else None
-        object.__setattr__(self, "_runs", None if rows is None else runs(rows))
+        object.__setattr__(self, "_runs", None if rows is None else runs_of_true(rows))
 
     def allows(self, i: Tensor, j: Tensor, N: int, M: int) -> Tensor:
         self._fit(M)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from limelight.core.masks.base import Lowered, Mask, positions
-from limelight.core.masks.counts import as_counts, by_batch, check_whole, column, show_counts
-from limelight.core.spans import single
+from limelight.core.masks.counts import as_column, as_counts, by_batch, check_whole, show_counts
+from limelight.core.spans import single_spans
 
 
 def _all_positions(N: int, M: int) -> Tensor:
@@ -33,7 +33,7 @@ class Causal(Mask):
     def lower(self, N: int, M: int) -> Lowered:
         if N == 1:
             return Lowered(None, None)
-        return Lowered(single(0, _all_positions(N, M) + 1, N, M), None)
+        return Lowered(single_spans(0, _all_positions(N, M) + 1, N, M), None)
 
     def cache_key(self) -> Hashable | None:
         return Causal
@@ -83,7 +83,7 @@ class Window(Mask):
     def lower(self, N: int, M: int) -> Lowered:
         p = _all_positions(N, M)
         left, right = self._reach(N, M)
-        return Lowered(single(p - left, p + (right + 1), N, M), None)
+        return Lowered(single_spans(p - left, p + (right + 1), N, M), None)
 
     def cache_key(self) -> Hashable | None:
         return Window, self.left, self._after
@@ -119,7 +119,7 @@ class First(Mask):
         return (j < by_batch(self._n, j)) & (i >= 0)
 
     def lower(self, N: int, M: int) -> Lowered:
-        return Lowered(single(0, column(self._n), N, M), None)
+        return Lowered(single_spans(0, as_column(self._n), N, M), None)
 
     def batch_and_heads(self) -> tuple[int, int]:
         return self._n.numel(), 1
@@ -152,4 +152,4 @@ class Prefix(First):
         return super().allows(i, j, N, M) | (j <= positions(i, N, M))
 
     def lower(self, N: int, M: int) -> Lowered:
-        return Lowered(single(0, torch.maximum(_all_positions(N, M) + 1, column(self._n)), N, M), None)
+        return Lowered(single_spans(0, torch.maximum(_all_positions(N, M) + 1, as_column(self._n)), N, M), None)

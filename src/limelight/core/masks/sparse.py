@@ -13,7 +13,7 @@ from torch import Tensor
 
 from limelight.core.masks.base import Lowered, Mask, positions
 from limelight.core.masks.counts import check_whole
-from limelight.core.spans import runs, single
+from limelight.core.spans import runs_of_true, single_spans
 
 _FEW_RUNS = 2  # of global keys, which cost little where they are
 _SHOWN = 24  # positions that are written out
@@ -49,7 +49,8 @@ class Strided(Mask):
     def lower(self, N: int, M: int) -> Lowered:
         p = torch.arange(M - N, M)
         return Lowered(
-            _every(self.stride, torch.zeros_like(p), torch.full_like(p, M), N, M, -(-M // self.stride)), None
+            _spans_at_multiples(self.stride, torch.zeros_like(p), torch.full_like(p, M), N, M, -(-M // self.stride)),
+            None,
         )
 
     def cache_key(self) -> Hashable | None:
@@ -100,7 +101,7 @@ class Dilated(Mask):
         p = torch.arange(M - N, M)
         reach, widest = self.reach(N, M), -(-M // self.dilation)
         count = min(2 * self.window + 1, widest)
-        return Lowered(_every(self.dilation, p - reach, p + (reach + 1), N, M, count), None)
+        return Lowered(_spans_at_multiples(self.dilation, p - reach, p + (reach + 1), N, M, count), None)
 
     def cache_key(self) -> Hashable | None:
         return Dilated, self.window, self.dilation
@@ -113,10 +114,10 @@ class Dilated(Mask):
         return n, n
 
 
-def _every(step: int, begin: Tensor, end: Tensor, N: int, M: int, count: int) -> Tensor:
+def _spans_at_multiples(step: int, begin: Tensor, end: Tensor, N: int, M: int, count: int) -> Tensor:
     """Spans of the keys ``begin ≤ key < end`` at distances that are multiples of ``step``; at most ``count``."""
     if step == 1:  # neighbours are one span
-        return single(begin[None], end[None], N, M)
+        return single_spans(begin[None], end[None], N, M)
     low, high = begin.clamp(min=0), end.clamp(max=M)
     first = low + (torch.arange(M - N, M) - low) % step
     keys = first[:, None] + step * torch.arange(max(count, 1))
@@ -165,7 +166,7 @@ class Global(Mask):
             before, after = ~torch.isin(chosen - 1, chosen), ~torch.isin(chosen + 1, chosen)
             found = torch.stack([chosen[before], chosen[after] + 1], -1)[None]
         else:
-            found = runs(flags.cpu())
+            found = runs_of_true(flags.cpu())
         object.__setattr__(self, "_runs", found)
         object.__setattr__(self, "reorders", found.shape[0] == 1 and found.shape[1] > _FEW_RUNS)
 
@@ -227,7 +228,7 @@ class GlobalQueries(Mask):
         return (found[0] if found.shape[0] == 1 else found[:, None]) & (j >= 0)
 
     def lower(self, N: int, M: int) -> Lowered:
-        return Lowered(single(0, torch.where(self.tokens.global_queries(N, M), M, 0), N, M), None)
+        return Lowered(single_spans(0, torch.where(self.tokens.global_queries(N, M), M, 0), N, M), None)
 
     def batch_and_heads(self) -> tuple[int, int]:
         return self.tokens.batch_and_heads()

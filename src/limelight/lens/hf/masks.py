@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from limelight.core.checks import SlowPathWarning
 from limelight.core.masks import Causal, Dense, Documents, First, Mask, Padding, Spans, Window
-from limelight.core.spans import single
+from limelight.core.spans import count_runs, runs_of_true, single_spans
 from limelight.core.tracing import is_traced
 from limelight.lens.hf.interfaces import masking_utils, prepare_padding_mask, sdpa_mask
 from limelight.nn.stack import lowered
@@ -180,7 +180,7 @@ def _masks_of(function: Callable[..., Any], q_offset: int, N: int, kv_offset: in
         case "chunked_overlay" if q_offset - kv_offset == M - N:
             size, left = captured["chunk_size"], captured["left_padding"].reshape(-1, 1).cpu()
             begin = left + (torch.arange(q_offset, q_offset + N) - left) // size * size - kv_offset
-            return [Spans(single(begin, begin + size, N, M))]
+            return [Spans(single_spans(begin, begin + size, N, M))]
     raise _UnknownFunction
 
 
@@ -201,18 +201,7 @@ def _masks_of_padding(real: Tensor, N: int) -> list[Mask]:
 
 def _spans(allowed: Tensor) -> Tensor | None:
     """Return the spans of a boolean mask ``(batch, queries, keys)``, or None if a query has too many."""
-    B, N, M = allowed.shape
-    edge = torch.nn.functional.pad(allowed.to(torch.int8), (1, 1)).diff(dim=-1)
-    begins = edge == 1
-    count = begins.sum(-1)
-    most = int(count.max()) if count.numel() else 0
-    if most > _MAX_SPANS:
-        return None
-    spans = torch.full((B, N, max(most, 1), 2), M, dtype=torch.int32)
-    for side, there in enumerate((begins, edge == -1)):
-        b, i, j = there.nonzero(as_tuple=True)
-        spans[b, i, there.cumsum(-1)[b, i, j] - 1, side] = j.int()
-    return spans
+    return None if count_runs(allowed) > _MAX_SPANS else runs_of_true(allowed).to(torch.int32)
 
 
 _warned: set[str] = set()

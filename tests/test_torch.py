@@ -18,8 +18,9 @@ import limelight as ll
 from conftest import assert_sums_close, generator
 from limelight.core import reference
 from limelight.core.masks import Mask
+from limelight.core.problem import LoweredSpec
 
-TERMS = (None, None, None, None, None, None, torch.tensor(1.0), 1.0, 0.0, 0.0, None)
+TERMS = LoweredSpec(None, None, None, None, None, None, torch.tensor(1.0), 1.0, 0.0, 0.0, None)
 SHAPES = [(13, 17), (5, 29), (31, 31)]
 
 
@@ -145,19 +146,6 @@ def test_scattered_documents_are_refused_where_shapes_come_first() -> None:
         f(*leaves(), torch.tensor([0] * 5 + [1] * 5 + [0] * 7))
 
 
-def terms(**changes: Any) -> dict[str, Any]:
-    names = ("spans", "mask", "slopes", "offsets", "bias", "sink")
-    return {
-        **dict.fromkeys(names),
-        "temperature": torch.tensor(1.2),
-        "scale": 0.3,
-        "softcap": 0.0,
-        "dropout": 0.0,
-        "seed": None,
-        **changes,
-    }
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -177,12 +165,13 @@ def terms(**changes: Any) -> dict[str, Any]:
     ids=["plain", "spans", "everything", "dropout"],
 )
 def test_opcheck(changes: dict[str, Any]) -> None:
-    x, t = leaves(), terms(**changes)
-    torch.library.opcheck(torch.ops.limelight.attention.default, (*x, *t.values()))
+    x, terms = leaves(), TERMS._replace(**{"temperature": torch.tensor(1.2), "scale": 0.3, **changes})
+    torch.library.opcheck(torch.ops.limelight.attention.default, (*x, *terms))
     with torch.no_grad():
-        out, lse, scaled = torch.ops.limelight.attention(*x, *t.values())
-    wanted = [t[n] is not None and t[n].requires_grad for n in ("slopes", "offsets", "bias", "sink", "temperature")]
-    args = (torch.randn_like(out), torch.randn_like(lse), *x, out, lse, scaled, *t.values(), wanted)
+        out, lse, scaled = torch.ops.limelight.attention(*x, *terms)
+    learned = (terms.slopes, terms.offsets, terms.bias, terms.sink, terms.temperature)
+    wanted = [isinstance(term, Tensor) and term.requires_grad for term in learned]
+    args = (torch.randn_like(out), torch.randn_like(lse), *x, out, lse, scaled, *terms, wanted)
     torch.library.opcheck(torch.ops.limelight.attention_backward.default, args)
 
 

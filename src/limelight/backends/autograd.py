@@ -21,7 +21,7 @@ from limelight.core.tracing import has_subclass, is_traced
 
 _SPEC = (
     "Tensor? spans, Tensor? mask, Tensor? slopes, Tensor? offsets, Tensor? bias, Tensor? sink, Tensor temperature, "
-    "float scale, float softcap, float dropout, Tensor? seed, Tensor? queries, Tensor? keys, int[] whole"
+    "float scale, float softcap, float dropout, Tensor? seed, Tensor? queries, Tensor? keys, int[]? whole"
 )
 _LEARNED = Wanted._fields  # the fields of a lowered specification to which a gradient may flow
 _NOTHING_ELSE = Wanted(False, False, False, False, False)

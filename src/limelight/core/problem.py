@@ -74,7 +74,7 @@ class LoweredSpec(NamedTuple):
     # and bias are those of the matrix; spans, mask and slopes are those of the chosen ones in their own order.
     queries: Tensor | None = None
     keys: Tensor | None = None
-    whole: Sequence[int] = ()
+    whole: Sequence[int] | None = None
 
 
 class Sizes(NamedTuple):
@@ -250,7 +250,7 @@ def problem_from_lowered(q: Tensor, k: Tensor, lowered: LoweredSpec) -> Problem:
     masks += [Dense(lowered.mask)] if lowered.mask is not None else []
     biases: list[Bias] = [Offsets(lowered.offsets)] if lowered.offsets is not None else []
     biases += [DenseBias(lowered.bias)] if lowered.bias is not None else []
-    if lowered.queries is not None and lowered.keys is not None:
+    if lowered.queries is not None and lowered.keys is not None and lowered.whole is not None:
         biases = [AtPlaces(x, lowered.queries, lowered.keys, *lowered.whole) for x in biases]
     biases += [ALiBi(lowered.slopes)] if lowered.slopes is not None else []
     spec = AttentionSpec(

@@ -13,7 +13,7 @@ import argparse
 import importlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +37,7 @@ ASKED: dict[str, dict[str, object]] = {
     "cover": {"cover": 0.9},
     "pool": {"pool": (64, 64)},
 }
-DIFFERENTIATED = ("entropy", "distance", "mass", "received", "profile", "pool")
+DIFFERENTIATED = ("entropy", "max", "top", "received", "mass", "distance", "profile", "pool")
 OTHERS = ("attention", "attention, dropout", "its gradient", "attention, n × n bias")
 CASES = (*ASKED, *(f"gradient of {name}" for name in DIFFERENTIATED), *OTHERS)
 
@@ -61,7 +61,7 @@ def compute(q: Tensor, k: Tensor, v: Tensor, mask: Mask, case: str, bias: Tensor
     if name in ASKED:
         leaves = [x.detach().requires_grad_() for x in (q, k)]
         result = getattr(ll.weights(*leaves, mask=mask).observe(**ASKED[name]), name)
-        return torch.autograd.grad(result.sum(), leaves)
+        return torch.autograd.grad((result.values if name == "top" else result).sum(), leaves)
     if case == "its gradient":
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         return torch.autograd.grad(ll.attention(*leaves, mask=mask, dropout=0.1).sum(), leaves)
@@ -79,13 +79,14 @@ def seconds(f: Callable[[], object], rounds: int = 3) -> float:
     return best
 
 
-def print_times(n: int, heads: int, masks: dict[str, Mask], bias_of: Callable[[str], Tensor | None]) -> None:
+def print_times(n: int, heads: int, cases: Sequence[str], bias_of: Callable[[str], Tensor | None]) -> None:
     """Print the time of an allowed pair, a line for each case."""
     q, k, v = torch.randn(3, 1, heads, n, WIDTH)
+    masks = patterns(n)
     pairs = {name: heads * int(mask.dense(n).sum()) for name, mask in masks.items()}
     print("nanoseconds of the processor for an allowed pair, and times the window's")
     print("| | " + " | ".join(masks) + " |\n|---|" + "--:|" * len(masks))
-    for case in CASES:
+    for case in cases:
         cells, window, bias = [], 0.0, bias_of(case)
         for name, mask in masks.items():
             each = 1e9 * seconds(partial(compute, q, k, v, mask, case, bias)) / pairs[name]
@@ -94,14 +95,15 @@ def print_times(n: int, heads: int, masks: dict[str, Mask], bias_of: Callable[[s
         print(f"| {case} | " + " | ".join(cells) + " |", flush=True)
 
 
-def print_memory(n: int, heads: int, masks: dict[str, Mask], bias_of: Callable[[str], Tensor | None]) -> None:
+def print_memory(n: int, heads: int, cases: Sequence[str], bias_of: Callable[[str], Tensor | None]) -> None:
     """Print the memory of a call beyond its inputs, a line for each case."""
     # The process that measures memory imports this file, which is not in a package.
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     importable = importlib.import_module(Path(__file__).stem).compute
+    masks = patterns(n)
     print("MiB beyond the inputs")
     print("| | " + " | ".join(masks) + " |\n|---|" + "--:|" * len(masks))
-    for case in CASES:
+    for case in cases:
         options = {"case": case, "bias": bias_of(case)}
         peaks = [peak_bytes(importable, (n,), heads, WIDTH, mask=mask, **options)[0] for mask in masks.values()]
         print(f"| {case} | " + " | ".join(f"{x / 2**20:.0f}" for x in peaks) + " |", flush=True)
@@ -113,6 +115,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--heads", type=int, default=2)
     parser.add_argument("--only", choices=("times", "memory"))
+    parser.add_argument("--case", choices=CASES, action="append", help="all of them unless given, once or more")
     options = parser.parse_args()
     torch.set_num_threads(1)
     n, heads = options.tokens, options.heads
@@ -123,7 +126,7 @@ def main() -> None:
 
     for what, show in (("times", print_times), ("memory", print_memory)):
         if options.only in (None, what):
-            show(n, heads, patterns(n), bias_of)
+            show(n, heads, options.case or CASES, bias_of)
 
 
 if __name__ == "__main__":

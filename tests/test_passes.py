@@ -22,6 +22,7 @@ from test_sparse_statistics import GLOBAL, HKV, MASKS, B, D, H, M, count_spans, 
 from test_statistic_gradients import dense_statistics, zero_free
 
 EVERY = {"entropy": True, "distance": True, "received": True, "mass": ll.First(3), "profile": 30, "pool": (7, 13)}
+STRONGEST = {"max": True, "top": 4}
 WIDTH = 5
 
 
@@ -60,10 +61,12 @@ def test_gradients_of_statistics_equal_those_of_the_dense_matrix(mask: Mask, N: 
         if dense:
             P = zero_free(reference.steps(leaves[0], leaves[1], mask=mask, **options).weights)
             found = {**dense_statistics(P, EVERY), "other": dense_statistics(P, {"mass": ll.Strided(4)})["mass"]}
+            found |= {"max": P.amax(-1), "top": P.topk(4).values}
         else:
             A = ll.weights(leaves[0], leaves[1], mask=mask, **options)
-            seen = A.observe(**EVERY)
+            seen = A.observe(**EVERY, **STRONGEST)
             found = {**{name: getattr(seen, name) for name in EVERY}, "other": A.mass(ll.Strided(4))}
+            found |= {"max": seen.max, "top": seen.top.values}
         g = generator(3)
         loss = sum((x * torch.randn(x.shape, generator=g).double()).sum() for x in found.values())
         results.append(torch.autograd.grad(loss, leaves))
@@ -101,8 +104,10 @@ def test_statistics_without_kernels_for_their_gradient_and_second_derivatives(ma
         else:
             A = ll.weights(*leaves, mask=mask)
             found = [A.max(), A.T @ u, A.entropy()]
-        first = torch.autograd.grad(sum((x**2).sum() for x in found), [*leaves, u], create_graph=True)
-        results.append([*first, *torch.autograd.grad(sum((x**2).sum() for x in first[:2]), leaves)])
+        loss = sum((x**2).sum() for x in found)
+        once = torch.autograd.grad(loss, [*leaves, u], retain_graph=True)
+        first = torch.autograd.grad(loss, [*leaves, u], create_graph=True)
+        results.append([*once, *first, *torch.autograd.grad(sum((x**2).sum() for x in first[:2]), leaves)])
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want)
 

@@ -135,6 +135,31 @@ EVERY = {
 }
 
 
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("mask", [None, ll.Causal(), ll.Window(9) | ll.First(2)], ids=repr)
+@pytest.mark.parametrize("k", [1, 5, 151])
+def test_the_strongest_weights(mask: Any, k: int) -> None:
+    """The gradient goes to the keys that were chosen, with attention in one backward pass or alone."""
+    q, keys, v = (torch.randn(2, h, n, 7, generator=generator(n, h)).double() for h, n in ((6, 53), (3, 151), (3, 151)))
+    results = []
+    for dense in (False, True):
+        leaves = [x.clone().requires_grad_() for x in (q, keys, v)]
+        if dense:
+            steps = reference.steps(*leaves, mask=mask, softcap=3.0)
+            y, largest_weight, values = steps.output, steps.weights.amax(-1), steps.weights.topk(k).values
+        else:
+            A = ll.weights(*leaves[:2], mask=mask, softcap=3.0)
+            y, largest_weight, values = A @ leaves[2], A.max(), A.top(k).values
+        assert y is not None
+        alone = torch.autograd.grad(
+            (values * torch.arange(values.numel()).reshape(values.shape).sin()).sum(), leaves[:2], retain_graph=True
+        )
+        loss = (y**2).sum() + (largest_weight**2).sum() + (values**3).sum()
+        results.append([*alone, *torch.autograd.grad(loss, leaves)])
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want)
+
+
 def leaf(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator(seed, *shape)).requires_grad_()
 

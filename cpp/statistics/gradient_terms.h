@@ -3,9 +3,10 @@
 //   entropy, −Σ a log a:   −(log a + 1) g[row]         received, Σ of a column:    g[key]
 //   distance, Σ a |d|:     |position − key| g[row]     profile, Σ of a diagonal:   g[position − key]
 //   mass, Σ a of a mask:   g[row] where it allows      pool, means of cells:       Σ g[cell] of the cells around a
+//   top, the largest a:    g[row, n] at the n-th key
 //
 // A request has the same name, numbers and mask as in statistics.h, and its output holds g. For a picture, whose
-// window its numbers name, g is divided by the number of weights in a cell.
+// window its numbers name, g is divided by the number of weights in a cell. The second output of top are the keys.
 #pragma once
 
 #include <stdexcept>
@@ -221,6 +222,31 @@ private:
     Cells rows_, cols_;
 };
 
+template <class C> class TopTerm : public GradientTerm<C> {
+public:
+    TopTerm(const Problem& p, const Request& request, Arena&)
+        : p_(p),
+          g_(reinterpret_cast<const C*>(request.outputs.at(0))),
+          keys_(reinterpret_cast<const int64_t*>(request.outputs.at(1))),
+          k_(int64_t(request.numbers.at(0))) {}
+
+    void add(const GradientTile<C>&, int, const Block<C>& b, C* dp) override {
+        for (int r = 0; r < b.row_count; ++r) {
+            const int64_t begin = ((b.batch * p_.Hq + b.rows[r].head) * p_.N + b.rows[r].query) * k_;
+            for (int64_t i = begin; i < begin + k_; ++i) {
+                const int64_t j = keys_[i] - b.first;
+                if (j >= 0 && j < b.n) dp[j * b.lanes + r] += g_[i];
+            }
+        }
+    }
+
+private:
+    const Problem& p_;
+    const C* g_;
+    const int64_t* keys_;
+    int64_t k_;
+};
+
 template <class C>
 std::unique_ptr<GradientTerm<C>> make_gradient_term(const Problem& p, const Request& r, Arena& arena) {
     if (r.name == "entropy") return std::make_unique<EntropyTerm<C>>(p, r, arena);
@@ -229,6 +255,7 @@ std::unique_ptr<GradientTerm<C>> make_gradient_term(const Problem& p, const Requ
     if (r.name == "received") return std::make_unique<ReceivedTerm<C>>(p, r, arena);
     if (r.name == "profile") return std::make_unique<ProfileTerm<C>>(p, r, arena);
     if (r.name == "pool") return std::make_unique<PoolTerm<C>>(p, r, arena);
+    if (r.name == "top") return std::make_unique<TopTerm<C>>(p, r, arena);
     throw std::invalid_argument("the statistic '" + r.name + "' has no gradient here");
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,8 +62,8 @@ class Term(NamedTuple):
     """A statistic of the weights, its result, and the gradient of the loss by that result."""
 
     statistic: Statistic
-    result: Tensor
-    gradient: Tensor
+    result: Any
+    gradient: Any
 
 
 def sum_terms(terms: Sequence[Term], normalisers: Normalisers, lowered: LoweredSpec) -> Tensor | None:

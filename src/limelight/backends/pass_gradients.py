@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.backends import native, pass_statistics
-from limelight.backends.autograd import add_gradients
+from limelight.backends import native, pass_statistics, passes
+from limelight.backends.autograd import add_gradients, attention
 from limelight.backends.gradients import Normalisers, Term, Wanted, sink_gradient, sum_terms, temperature_gradient
 from limelight.backends.pass_statistics import parts_of, restricted, rows_at
 from limelight.backends.statistic import Statistic, add_at
-from limelight.backends.statistic_autograd import differentiate_blocks, flatten, split
+from limelight.backends.statistic_autograd import differentiate_blocks, flatten, split, unflatten
 from limelight.core.masks.passes import Pass
 from limelight.core.problem import LoweredSpec, Problem, Sizes
 
@@ -28,9 +28,10 @@ from limelight.core.problem import LoweredSpec, Problem, Sizes
 def statistics(p: Problem, asked: Sequence[Statistic], known: Normalisers | None) -> tuple[list[Any], Normalisers]:
     """Compute statistics in passes, differentiably, and the normalisers of each row."""
     operand = next((x.operand for x in asked if x.operand is not None), None)
+    computed = [x.differentiable() for x in asked]
     apply: Any = _Statistics.apply
-    *flat, lse, scaled = apply(p, asked, known, operand, p.q, p.k, *_learned(p))
-    return [statistic.unflatten(flat) for statistic in asked], Normalisers(lse, scaled)
+    *flat, lse, scaled = apply(p, computed, known, operand, p.q, p.k, *_learned(p))
+    return unflatten(asked, computed, flat), Normalisers(lse, scaled)
 
 
 def _learned(p: Problem) -> list[Tensor]:
@@ -68,17 +69,42 @@ class _Statistics(torch.autograd.Function):
         terms, others = split(ctx.asked, kept, gradients)
         inputs = [operand, *tensors]
         found: list[Tensor | None] = [None] * len(inputs)
+        if operand is not None and not torch.is_grad_enabled():
+            of_products = [gradient for statistic, gradient in others if statistic.operand is not None]
+            others = [x for x in others if x[0].operand is None]
+            for gradient in of_products:
+                found = add_gradients(found, _differentiate_product(ctx.p, operand, gradient, inputs, needed))
         if others:
-            found = differentiate_blocks(ctx.p, operand, inputs, needed, others)
+            found = add_gradients(found, differentiate_blocks(ctx.p, operand, inputs, needed, others))
         if terms:
             backward = _Backward(ctx.p, Normalisers(lse, scaled), terms)
             found = add_gradients(found, [None, *backward.gradients(needed[1:])])
         return None, None, None, *found
 
 
+def _differentiate_product(
+    p: Problem, u: Tensor, gradient: Tensor, inputs: Sequence[Any], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """Differentiate ``Aᵀ u``: the sum of ``g ∘ Aᵀ u`` is that of ``u ∘ A g``, which is attention to values g."""
+    with torch.enable_grad():
+        group = p.sizes.Hq // p.sizes.Hkv  # each head of A has values of its own
+        each = p if group == 1 else Problem(p.q, p.k.repeat_interleave(group, 1), p.spec)
+        values, found = gradient.to(p.q.dtype), passes.passes_of(each)
+        out = _attend(each, values)[0] if found is None else passes.attention(each, values, found, _attend)[0]
+    leaves = [x for x, wants in zip(inputs[1:], needed[1:], strict=True) if wants]
+    grads: list[Tensor | None] = []
+    if leaves:
+        grads = list(torch.autograd.grad(out, leaves, u.to(out.dtype), allow_unused=True))
+    return [out.detach().to(u.dtype) if needed[0] else None, *(grads.pop(0) if wants else None for wants in needed[1:])]
+
+
+def _attend(p: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
+    return attention(p.q, p.k, v, p.lower())
+
+
 @dataclass(frozen=True)
 class _PartOfStatistic(Statistic):
-    """A statistic in one pass; the gradient of its term is that of what the kernel writes for the pass."""
+    """A statistic in one pass; the gradient of its term are the tensors that the kernel takes for the pass."""
 
     whole: Statistic
     sizes: Sizes  # of the whole
@@ -92,8 +118,16 @@ class _PartOfStatistic(Statistic):
         """Return None: the sums of whole rows are known already."""
         return None
 
+    def gradient_tensors(self, gradient: Any, result: Any, sizes: Sizes) -> list[Tensor]:
+        tensors: list[Tensor] = gradient
+        return tensors
+
     def gradient_numbers(self, sizes: Sizes) -> list[float]:
         return self.whole.gradient_numbers(self.sizes)
+
+    def in_pass(self, term: Term, x: Pass) -> Term:
+        """A term of this statistic with what belongs to a pass."""
+        return term._replace(gradient=self.whole.tensors_of_pass(term.gradient, x, self.sizes))
 
 
 class _Backward:
@@ -116,9 +150,9 @@ class _Backward:
         p, normalisers = self._p, self._normalisers
         shares = [x for x in self._terms if x.statistic.mask is not None]
         terms = [
-            Term(_PartOfStatistic(x.statistic, p.sizes), x.result, x.statistic.output_gradient(x.gradient, p.sizes))
-            for x in self._terms
-            if x.statistic.mask is None
+            Term(_PartOfStatistic(y, p.sizes), result, y.gradient_tensors(gradient, result, p.sizes))
+            for y, result, gradient in self._terms
+            if y.mask is None
         ]
         sums = sum_terms(self._terms, normalisers, self._plain)
         sums = torch.zeros_like(normalisers.lse) if sums is None else sums.to(self._dtype)
@@ -195,8 +229,5 @@ _LEARNED = [LoweredSpec._fields.index(name) for name in Wanted._fields]
 
 
 def _at_pass(terms: Sequence[Term], x: Pass) -> list[Term]:
-    """Terms with the part of their gradients that belongs to a pass."""
-    return [
-        Term(y.statistic, y.result, y.statistic.whole.pass_gradient(y.gradient, x))  # type: ignore[attr-defined]
-        for y in terms
-    ]
+    """Terms with what belongs to a pass."""
+    return [term.statistic.in_pass(term, x) for term in terms]  # type: ignore[attr-defined]

@@ -101,21 +101,34 @@ class Statistic:
         for to, of_pass in zip(total, part, strict=True):
             add_at(to, x.queries, of_pass)
 
-    def weighted_gradient(self, gradient: Tensor, result: Tensor, total: Tensor | float) -> Tensor | None:
+    def differentiable(self) -> Statistic:
+        """The statistic that is computed where a gradient may be asked for; by default this one."""
+        return self
+
+    def of_differentiable(self, result: Any) -> Any:
+        """The result, made of that of ``differentiable``."""
+        return result
+
+    def weighted_gradient(self, gradient: Any, result: Any, total: Tensor | float) -> Tensor | None:
         """Σ of each row's weights times their gradients, ``(B, H, N)``, where it follows from the result; else None.
 
         ``total`` is the sum of a row's weights: 1, or less where a sink takes a part. By default the result is linear
         in the weights of its row.
         """
-        return gradient * result
+        found: Tensor = gradient * result
+        return found
 
     def output_gradient(self, gradient: Tensor, sizes: Sizes) -> Tensor:
         """The gradient of what the kernel writes; by default that is the result."""
         return gradient
 
-    def pass_gradient(self, gradient: Tensor, x: Pass) -> Tensor:
-        """The part of the gradient of what the kernel writes that belongs to a pass; by default that of its rows."""
-        return gradient if x.queries is None else gradient.index_select(2, x.queries)
+    def gradient_tensors(self, gradient: Any, result: Any, sizes: Sizes) -> list[Tensor]:
+        """The tensors that the kernel of the gradient takes: the gradient of what the kernel writes, and others."""
+        return [self.output_gradient(gradient, sizes)]
+
+    def tensors_of_pass(self, tensors: list[Tensor], x: Pass, sizes: Sizes) -> list[Tensor]:
+        """The parts of ``gradient_tensors`` that belong to a pass; by default those of its rows."""
+        return tensors if x.queries is None else [y.index_select(2, x.queries) for y in tensors]
 
     def gradient_numbers(self, sizes: Sizes) -> list[float]:
         """The numbers that the kernel of the gradient takes."""

@@ -21,9 +21,15 @@ def statistics(
 ) -> tuple[list[Any], Normalisers]:
     """Compute statistics with the kernels, differentiably, and the normalisers of each row."""
     operand = next((x.operand for x in asked if x.operand is not None), None)
+    computed = [x.differentiable() for x in asked]
     apply: Any = _Statistics.apply
-    *flat, lse, scaled = apply(asked, known, shared, operand, p.q, p.k, *p.lower())
-    return [statistic.unflatten(flat) for statistic in asked], Normalisers(lse, scaled)
+    *flat, lse, scaled = apply(computed, known, shared, operand, p.q, p.k, *p.lower())
+    return unflatten(asked, computed, flat), Normalisers(lse, scaled)
+
+
+def unflatten(asked: Sequence[Statistic], computed: Sequence[Statistic], flat: list[Tensor]) -> list[Any]:
+    """Make results of the tensors of ``computed``, the differentiable forms of what was asked."""
+    return [x.of_differentiable(y.unflatten(flat)) for x, y in zip(asked, computed, strict=True)]
 
 
 class _Statistics(torch.autograd.Function):
@@ -77,8 +83,7 @@ def flatten(
     """Return the tensors of results, and those results for whose gradient there are kernels; mark what has none."""
     ctx.set_materialize_grads(False)
     parts = [statistic.flatten(result) for statistic, result in zip(asked, results, strict=True)]
-    # A result of the kernels' own gradients is one tensor.
-    kept = [part[0] for statistic, part in zip(asked, parts, strict=True) if statistic.has_kernel_gradient]
+    kept = [x for statistic, part in zip(asked, parts, strict=True) if statistic.has_kernel_gradient for x in part]
     flat = [x for part in parts for x in part]
     ctx.mark_non_differentiable(*normalisers, *(x for x in flat if not x.is_floating_point()))
     return flat, kept
@@ -97,7 +102,7 @@ def split(
     by_torch = torch.is_grad_enabled() or is_traced() or has_subclass(*(x for x in gradients if x is not None))
     terms, others = [], []
     for statistic, gradient in by_statistic:
-        result = kept.pop(0) if statistic.has_kernel_gradient else None
+        result = statistic.unflatten(kept) if statistic.has_kernel_gradient else None
         if all(x is None for x in statistic.flatten(gradient)):
             continue
         if result is None or by_torch:

@@ -143,16 +143,22 @@ class _DescribedTerms:
 
     def __init__(self, terms: Sequence[Term], sizes: Sizes, dtype: torch.dtype) -> None:
         asked = [x.statistic for x in terms]
-        self._gradients = [x.statistic.output_gradient(x.gradient, sizes).to(dtype).contiguous() for x in terms]
+        self._tensors = [
+            [
+                (y.to(dtype) if y.is_floating_point() else y).contiguous()
+                for y in x.statistic.gradient_tensors(x.gradient, x.result, sizes)
+            ]
+            for x in terms
+        ]
         self._masks = [None if x.mask is None else lower_mask(x.mask, sizes.N, sizes.M) for x in asked]
         self.requests = [
             kernels.Request(
                 name=statistic.kernel,
-                outputs=[address(gradient)],
+                outputs=[address(x) for x in tensors],
                 numbers=statistic.gradient_numbers(sizes),
                 mask=allowed_keys(mask, sizes),
             )
-            for statistic, gradient, mask in zip(asked, self._gradients, self._masks, strict=True)
+            for statistic, tensors, mask in zip(asked, self._tensors, self._masks, strict=True)
         ]
 
 

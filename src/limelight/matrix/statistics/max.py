@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from limelight.backends import WeightsBlock
+from limelight.backends import Statistic, WeightsBlock
 from limelight.matrix.statistics.asked import YesOrNo
+from limelight.matrix.statistics.top import TopK
 
 if TYPE_CHECKING:
     from limelight.matrix.base import Weights
@@ -22,6 +23,14 @@ class Max(YesOrNo):
     def of_block(self, block: WeightsBlock) -> Tensor:
         a = block.weights
         return a.amax(-1) if a.shape[-1] else a.sum(-1)
+
+    def differentiable(self) -> Statistic:
+        """The strongest key as well, to which the gradient goes; of several with the same weight the first."""
+        return TopK(1)
+
+    def of_differentiable(self, result: Any) -> Tensor:
+        strongest: Tensor = result.values[..., 0]
+        return strongest
 
 
 def max(self: Weights) -> Tensor:

@@ -32,8 +32,8 @@ class Received(YesOrNo):
     def add_pass(self, total: list[Tensor], part: list[Tensor], x: Pass) -> None:
         add_at(total[0], x.keys, part[0])
 
-    def pass_gradient(self, gradient: Tensor, x: Pass) -> Tensor:
-        return gradient if x.keys is None else gradient.index_select(2, x.keys)
+    def tensors_of_pass(self, tensors: list[Tensor], x: Pass, sizes: Sizes) -> list[Tensor]:
+        return tensors if x.keys is None else [y.index_select(2, x.keys) for y in tensors]
 
     def outputs(self, sizes: Sizes, dtype: torch.dtype) -> list[Tensor]:
         return [torch.zeros(sizes.B, sizes.Hq, sizes.M, dtype=dtype)]

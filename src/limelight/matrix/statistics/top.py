@@ -11,6 +11,7 @@ from torch import Tensor
 
 from limelight.backends import WeightsBlock
 from limelight.core.checks import check_count
+from limelight.core.masks.passes import Pass
 from limelight.core.problem import Sizes
 from limelight.matrix.statistics.asked import AskedStatistic
 
@@ -32,6 +33,7 @@ class TopK(AskedStatistic):
     k: int
     kernel = "top"
     of_rows = True
+    has_kernel_gradient = True
 
     @classmethod
     def asked(cls, weights: Weights, value: Any) -> AskedStatistic | None:
@@ -55,6 +57,22 @@ class TopK(AskedStatistic):
 
     def result(self, outputs: list[Tensor], sizes: Sizes) -> Top:
         return Top(*outputs)
+
+    def weighted_gradient(self, gradient: Any, result: Any, total: Tensor | float) -> Tensor:
+        found: Tensor = (gradient.values * result.values).sum(-1)
+        return found
+
+    def gradient_tensors(self, gradient: Any, result: Any, sizes: Sizes) -> list[Tensor]:
+        return [gradient.values, result.indices]
+
+    def tensors_of_pass(self, tensors: list[Tensor], x: Pass, sizes: Sizes) -> list[Tensor]:
+        """Number the keys as the pass does; −1 for those that it does not have."""
+        gradient, keys = super().tensors_of_pass(tensors, x, sizes)
+        if x.keys is None:
+            return [gradient, keys]
+        places = torch.full((sizes.M,), -1)
+        places[x.keys] = torch.arange(len(x.keys))
+        return [gradient, places[keys]]
 
     def flatten(self, result: Any) -> list[Tensor]:
         return list(result)

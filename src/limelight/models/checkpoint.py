@@ -139,6 +139,10 @@ def build(config: Any) -> nn.Module:
     Args:
         config: the contents of a ``config.json`` as a dict, or a configuration of transformers.
 
+    >>> sizes = {"vocab_size": 11, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 16}
+    >>> build({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **sizes})(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 11])
+
     """
     if hasattr(config, "to_dict"):  # a configuration of transformers
         config = config.to_dict()

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from limelight.nn.positions import Interpolated, Llama3, Plain, Rotary, Yarn
+from limelight.nn.positions import Rotary
+from limelight.nn.rotary_scaling import Interpolated, Llama3, Plain, Yarn
 
 Config = Mapping[str, Any]
 _LANGUAGE_HEADS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForPreTraining", "ForConditionalGeneration", "MTModel")

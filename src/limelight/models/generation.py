@@ -227,6 +227,12 @@ def generate(
         cache: ``True``, a cache such as ``KVCache()``, or ``False`` to compute all tokens again at every step.
         seed: seed of the random draws; torch's global generator unless given.
 
+    >>> from limelight import models
+    >>> sizes = {"vocab_size": 11, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 16}
+    >>> model = models.build({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **sizes})
+    >>> generate(model, torch.tensor([[1, 2]]), max_new_tokens=3, stop=[]).shape
+    torch.Size([1, 5])
+
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "mask": mask, "stop": stop, "cache": cache}
     if check_count("generate", "beams", beams, 1) > 1:

@@ -254,6 +254,12 @@ class WindowCache(KVCache):
         window: how many of the last tokens are kept.
         first: how many of the first tokens are kept, on which attention rests (StreamingLLM).
 
+    >>> cache = WindowCache(8, first=2)
+    >>> for _ in range(100):
+    ...     k, v = cache[0].extend(torch.randn(1, 4, 1, 16), torch.randn(1, 4, 1, 16))
+    >>> cache.count, k.shape[2] <= 2 + 2 * 8
+    (100, True)
+
     """
 
     _keeps_all = False

@@ -12,9 +12,6 @@ different places.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +19,7 @@ from limelight.backends import rotate
 from limelight.core import biases
 from limelight.core.biases import Bias, DenseBias, Relative
 from limelight.core.tracing import is_eager
+from limelight.nn.rotary_scaling import Plain, check_above_zero
 
 
 def steps_from(first: int | Tensor, n: int, device: torch.device) -> Tensor:
@@ -58,13 +56,6 @@ class Positions(nn.Module):
 
         """
         return q, k, None
-
-
-def _check_positive(where: str, **values: float) -> None:
-    """Raise ``ValueError`` for a value that is not above 0."""
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"{where}: {name} = {value} must be above 0")
 
 
 def sinusoids(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
@@ -127,113 +118,6 @@ class Learned(Positions):
         return x + rows
 
 
-@dataclass(frozen=True)
-class Plain:
-    """Rotary frequencies ``base^(-2i/width)`` without scaling; base of the other scalings."""
-
-    def rates(self, rates: Tensor) -> Tensor:
-        """Return the frequencies that are used, from the unscaled ``rates (width / 2,)``."""
-        return rates
-
-    @property
-    def size(self) -> float:
-        """Factor of the rotated vectors."""
-        return 1.0
-
-
-@dataclass(frozen=True)
-class Interpolated(Plain):
-    """Linear interpolation: positions divided by ``factor``, the length of texts by that in training."""
-
-    factor: float
-
-    def __post_init__(self) -> None:
-        _check_positive("Interpolated", factor=self.factor)
-
-    def rates(self, rates: Tensor) -> Tensor:
-        return rates / self.factor
-
-
-@dataclass(frozen=True)
-class Llama3(Plain):
-    """LLaMA 3.1: low frequencies are divided by ``factor``, high ones kept, those between interpolated smoothly.
-
-    Args:
-        factor: how much longer texts may be than in training.
-        low: frequencies of fewer full turns over ``trained`` positions are divided.
-        high: frequencies of more turns are kept.
-        trained: the number of positions in training.
-
-    """
-
-    factor: float
-    low: float
-    high: float
-    trained: int
-
-    def __post_init__(self) -> None:
-        _check_positive("Llama3", factor=self.factor, low=self.low, trained=self.trained)
-        if self.low >= self.high:
-            raise ValueError(f"Llama3: low = {self.low} must be below high = {self.high}")
-
-    def rates(self, rates: Tensor) -> Tensor:
-        turns = self.trained * rates / (2 * math.pi)  # full turns over the positions in training
-        share = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
-        return (1 - share) * rates / self.factor + share * rates
-
-
-@dataclass(frozen=True)
-class Yarn(Plain):
-    """YaRN: a ramp over the features from kept (``fast`` turns in training) to interpolated (``slow`` turns).
-
-    Args:
-        factor: how much longer texts may be than in training.
-        trained: the number of positions in training.
-        base: that of ``Rotary``.
-        fast: features with at least so many full turns over ``trained`` positions are kept.
-        slow: features with at most so many turns are divided by ``factor``.
-        truncate: round the ends of the ramp outwards to whole features.
-        attention: factor of the rotated vectors; ``0.1 · log(factor) + 1`` unless given.
-        sizes: ``mscale`` and ``mscale_all_dim`` of DeepSeek's configurations, which change that factor.
-
-    """
-
-    factor: float
-    trained: int
-    base: float
-    fast: float = 32.0
-    slow: float = 1.0
-    truncate: bool = True
-    attention: float | None = None
-    sizes: tuple[float, float] | None = None
-
-    def __post_init__(self) -> None:
-        _check_positive("Yarn", factor=self.factor, trained=self.trained, fast=self.fast, slow=self.slow)
-        if not self.base > 1:
-            raise ValueError(f"Yarn: base = {self.base} must be above 1")
-
-    def rates(self, rates: Tensor) -> Tensor:
-        width = 2 * len(rates)
-
-        def dimension(turns: float) -> float:
-            return width * math.log(self.trained / (turns * 2 * math.pi)) / (2 * math.log(self.base))
-
-        low, high = dimension(self.fast), dimension(self.slow)
-        if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, width - 1)
-        ramp = (torch.arange(len(rates), dtype=rates.dtype) - low) / ((high - low) or 0.001)
-        share = 1 - ramp.clamp(0, 1)
-        return rates / self.factor * (1 - share) + rates * share
-
-    @property
-    def size(self) -> float:
-        if self.attention is not None:
-            return self.attention
-        above, below = (0.1 * x * math.log(max(self.factor, 1.0)) + 1.0 for x in self.sizes or (1.0, 0.0))
-        return above / below
-
-
 class Rotary(Positions):
     """Rotates pairs of features of q and k by ``position · rate``, so that q · k depends on the distance only.
 
@@ -243,6 +127,10 @@ class Rotary(Positions):
         interleaved: whether pairs are neighbouring features (GPT-J) instead of the two halves (LLaMA, GPT-NeoX).
         scaling: changes the rates for longer texts: ``Interpolated``, ``Llama3`` or ``Yarn``.
 
+    ::
+
+        layer = nn.MultiHeadAttention(512, 8, positions=Rotary(64, scaling=Interpolated(4)))
+
     """
 
     def __init__(
@@ -251,7 +139,7 @@ class Rotary(Positions):
         super().__init__()
         if width < 2 or width % 2:
             raise ValueError(f"Rotary: width = {width} must be even and at least 2; features are rotated in pairs")
-        _check_positive("Rotary", base=base)
+        check_above_zero("Rotary", base=base)
         self.width, self.interleaved = width, interleaved
         self.scaling = Plain() if scaling is None else scaling
         rates = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)

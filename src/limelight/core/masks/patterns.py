@@ -18,7 +18,7 @@ _ACROSS = 100  # characters of a line of drawings
 
 
 @dataclass(frozen=True)
-class Pattern:
+class NamedPattern:
     """A mask, its name, and how many of its query–key pairs are computed."""
 
     name: str
@@ -41,7 +41,7 @@ class Pattern:
         return [self.name, "" if self.mask is None else repr(self.mask), *rows, f"{self.pairs} pairs, {share:.0%}"]
 
 
-class Patterns(list[Pattern]):
+class Patterns(list[NamedPattern]):
     """Patterns of one length; ``print`` draws them side by side."""
 
     def __str__(self) -> str:
@@ -93,4 +93,4 @@ def patterns(n: int = 12) -> Patterns:
         "dilated": Dilated(reach, 2),
         "random blocks": Window(reach) | Global([0]) | RandomBlocks(max(1, n // 6), 1),
     }
-    return Patterns(Pattern(name, mask, n) for name, mask in masks.items())
+    return Patterns(NamedPattern(name, mask, n) for name, mask in masks.items())

@@ -38,7 +38,7 @@ ASKED: dict[str, dict[str, object]] = {
     "pool": {"pool": (64, 64)},
 }
 DIFFERENTIATED = ("entropy", "max", "top", "received", "mass", "distance", "profile", "pool")
-OTHERS = ("attention", "attention, dropout", "its gradient", "attention, n × n bias")
+OTHERS = ("attention", "attention, dropout", "dropout, with gradient", "attention, n × n bias")
 CASES = (*ASKED, *(f"gradient of {name}" for name in DIFFERENTIATED), *OTHERS)
 
 
@@ -62,7 +62,7 @@ def compute(q: Tensor, k: Tensor, v: Tensor, mask: Mask, case: str, bias: Tensor
         leaves = [x.detach().requires_grad_() for x in (q, k)]
         result = getattr(ll.weights(*leaves, mask=mask).observe(**ASKED[name]), name)
         return torch.autograd.grad((result.values if name == "top" else result).sum(), leaves)
-    if case == "its gradient":
+    if case == "dropout, with gradient":
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         return torch.autograd.grad(ll.attention(*leaves, mask=mask, dropout=0.1).sum(), leaves)
     options = {"bias": ll.DenseBias(bias)} if bias is not None else {}

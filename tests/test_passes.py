@@ -244,7 +244,8 @@ def test_the_kernels_never_get_the_spans_of_the_mask(
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
 @pytest.mark.parametrize(
-    "case", ["pool", "cover", "profile", "distance", "gradient of entropy", "gradient of pool", "its gradient"]
+    "case",
+    ["pool", "cover", "profile", "distance", "gradient of entropy", "gradient of pool", "dropout, with gradient"],
 )
 def test_memory_does_not_grow_with_the_allowed_pairs(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Less than a byte for each allowed pair; a span has eight."""

@@ -9,6 +9,7 @@ import pytest
 
 CODE = """
 import os, signal, threading, time, torch, limelight as ll
+from limelight.core.problem import LoweredSpec
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
@@ -29,7 +30,7 @@ def interrupted(call):
 # Without the signal, each of these calls takes far longer than the waiting time that is allowed below.
 n = 100_000
 q, k, v = (torch.randn(1, 4, n, 32) for _ in range(3))
-terms = (None, None, None, None, None, None, torch.tensor(1.0), 1.0, 0.0, 0.0, None)
+terms = LoweredSpec(None, None, None, None, None, None, torch.tensor(1.0), 1.0, 0.0, 0.0, None)
 lse, scaled = torch.zeros(1, 4, n), torch.ones(2, 1, 4, n)
 calls = {
     "forward": lambda: ll.attention(q, k, v),

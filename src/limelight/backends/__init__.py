@@ -37,17 +37,17 @@ from limelight.backends.native import (
 )
 from limelight.backends.running_rows import RunningRows
 from limelight.backends.shared import SharedBackward
-from limelight.backends.statistic import Statistic, WeightsBlock, Window, add_at, sum_parts
+from limelight.backends.statistic import Crop, Statistic, WeightsBlock, add_at, sum_parts
 
 __all__ = [
     "Backend",
+    "Crop",
     "Int8Rows",
     "Normalisers",
     "RunningRows",
     "SharedBackward",
     "Statistic",
     "WeightsBlock",
-    "Window",
     "add_at",
     "attention",
     "attention_int8",

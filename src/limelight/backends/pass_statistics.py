@@ -17,7 +17,7 @@ from torch import Tensor
 from limelight.backends import native
 from limelight.backends.gradients import Normalisers
 from limelight.backends.passes import inverse, passes_of, problem_of
-from limelight.backends.statistic import Statistic, Window
+from limelight.backends.statistic import Crop, Statistic
 from limelight.core.masks.merged_pass import merge
 from limelight.core.masks.passes import Pass
 from limelight.core.problem import Problem
@@ -57,8 +57,8 @@ def _in_passes(
 ) -> tuple[list[list[Tensor]], Normalisers]:
     """Return what the kernels would write for the whole, and the normalisers of whole rows."""
     N, M = p.sizes.N, p.sizes.M
-    windowed = any(x.window is not None for x in asked)
-    if len(passes) == 1 and not windowed and (passes[0].queries is None or len(passes[0].queries) == N):
+    cropped = any(x.crop is not None for x in asked)
+    if len(passes) == 1 and not cropped and (passes[0].queries is None or len(passes[0].queries) == N):
         return _of_one_pass(p, passes[0], asked, known)
     outputs: dict[int, list[Tensor]] = {}
     in_one = {n: x for n, x in enumerate(asked) if x.needs_whole_rows}
@@ -73,7 +73,7 @@ def _in_passes(
     others = {n: x for n, x in enumerate(asked) if n not in outputs}
     outputs |= {n: x.outputs(p.sizes, p.compute_dtype) for n, x in others.items()}
     for whole in passes if others else ():
-        x = _inside(whole, [y.window for y in others.values()])
+        x = _inside(whole, [y.crop for y in others.values()])
         if x.queries is not None and not len(x.queries):
             continue
         found = _of_part(p, x, list(others.values()), rows_at(known, x.queries))[0]
@@ -82,13 +82,13 @@ def _in_passes(
     return [outputs[n] for n in range(len(asked))], known
 
 
-def _inside(x: Pass, windows: Sequence[Window | None]) -> Pass:
-    """The queries of a pass that are in the window of all statistics, where they have one."""
-    window = windows[0]
-    if x.places is None or window is None or None in windows:
+def _inside(x: Pass, crops: Sequence[Crop | None]) -> Pass:
+    """The queries of a pass that are in the crop of all statistics, where they have one."""
+    crop = crops[0]
+    if x.places is None or crop is None or None in crops:
         return x
     queries, keys = x.places
-    inside = (window.query_begin <= queries) & (queries < window.query_end)
+    inside = (crop.query_begin <= queries) & (queries < crop.query_end)
     spans = None if x.spans is None else x.spans[:, inside]
     return x._replace(queries=queries[inside], spans=spans, places=(queries[inside], keys))
 

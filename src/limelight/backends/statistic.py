@@ -42,7 +42,7 @@ class WeightsBlock:
 
 
 @dataclass(frozen=True)
-class Window:
+class Crop:
     """The queries and keys that a column statistic looks at, as half-open ranges."""
 
     query_begin: int
@@ -57,7 +57,7 @@ class Statistic:
     kernel: ClassVar[str]  # its name in cpp/statistics
     mask: Mask | None = None  # a mask that the kernel takes; the result is each row's weight on what it allows
     operand: Tensor | None = None  # a tensor (B, H, N, width) that the kernel takes, to which a gradient may flow
-    window: Window | None = None  # None for the whole matrix
+    crop: Crop | None = None  # None for the whole matrix
     needs_whole_rows: ClassVar[bool] = False  # cannot be made of parts of the rows
     of_rows: ClassVar[bool] = False  # the kernels can add keys to a record of each row (native.RunningStatistics)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.backends import Statistic, Window
+from limelight.backends import Crop, Statistic
 from limelight.core.masks import Dense, Mask, Spans
 from limelight.matrix.statistics.distance import Distance
 from limelight.matrix.statistics.entropy import Entropy
@@ -138,7 +138,7 @@ class PoolPart(WholePart):
     """A picture, to which each rectangle adds the cells that it covers."""
 
     def part(self, where: Subproblem, rows: slice) -> Statistic | None:
-        whole = self.statistic.window or Window(0, self._shards.N, 0, self._shards.M)
+        whole = self.statistic.crop or Crop(0, self._shards.N, 0, self._shards.M)
         top, bottom = max(whole.query_begin, where.queries.begin), min(whole.query_end, where.queries.end)
         left, right = max(whole.key_begin, where.keys.begin), min(whole.key_end, where.keys.end)
         if top >= bottom or left >= right:
@@ -148,7 +148,7 @@ class PoolPart(WholePart):
             self.statistic.rows,
             self.statistic.cols,
             self.statistic.reduce,
-            Window(top - q, bottom - q, left - k, right - k),
+            Crop(top - q, bottom - q, left - k, right - k),
             first_query=top - whole.query_begin,
             queries=whole.query_end - whole.query_begin,
             first_key=left - whole.key_begin,

@@ -55,12 +55,12 @@ def statistics_outputs(
         request(statistic, out, mask, u, sizes)
         for statistic, out, mask, u in zip(asked, outputs, masks, tensors, strict=True)
     ]
-    windows = {x.window for x in asked if x.window is not None}
-    assert len(windows) <= 1, "statistics of one pass look at one window"
-    window = windows.pop() if windows else None
+    crops = {x.crop for x in asked if x.crop is not None}
+    assert len(crops) <= 1, "statistics of one pass look at one crop"
+    crop = crops.pop() if crops else None
     corners = (0, sizes.N, 0, sizes.M)
-    if window is not None:
-        corners = (window.query_begin, window.query_end, window.key_begin, window.key_end)
+    if crop is not None:
+        corners = (crop.query_begin, crop.query_end, crop.key_begin, crop.key_end)
     kernels.statistics(problem, requests, known=known is not None, window=corners, threads=torch.get_num_threads())
     return outputs, normalisers
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from limelight.backends import Statistic, WeightsBlock, Window
+from limelight.backends import Crop, Statistic, WeightsBlock
 from limelight.core.checks import check_count
 from limelight.core.masks.passes import Pass
 from limelight.core.problem import Sizes
@@ -40,7 +40,7 @@ class Pool(AskedStatistic):
     rows: int
     cols: int
     reduce: str = "mean"
-    window: Window | None = None
+    crop: Crop | None = None
     side: int = 0  # queries and keys of a cell; 0 where the number of cells is given instead
     kernel = "pool"
 
@@ -64,24 +64,24 @@ class Pool(AskedStatistic):
         return cls.checked(given[0], given[1], reduce)
 
     @classmethod
-    def checked(cls, rows: Any, cols: Any, reduce: str = "mean", window: Window | None = None) -> Pool:
+    def checked(cls, rows: Any, cols: Any, reduce: str = "mean", crop: Crop | None = None) -> Pool:
         """Check the numbers of cells and the reduction."""
         if reduce not in REDUCTIONS:
             raise ValueError(f"pool: reduce = {reduce!r}; there are 'mean' and 'max'")
-        return cls(check_count("pool", "rows", rows, 1), check_count("pool", "cols", cols, 1), reduce, window)
+        return cls(check_count("pool", "rows", rows, 1), check_count("pool", "cols", cols, 1), reduce, crop)
 
     @classmethod
-    def of_side(cls, side: Any, N: int, M: int, reduce: str = "mean", window: Window | None = None) -> Pool:
-        """Make cells of ``side × side`` weights, counted from the upper left corner of the window."""
+    def of_side(cls, side: Any, N: int, M: int, reduce: str = "mean", crop: Crop | None = None) -> Pool:
+        """Make cells of ``side × side`` weights, counted from the upper left corner of the crop."""
         n = check_count("pool", "cell", side, 1)
-        w = window or Window(0, N, 0, M)
+        w = crop or Crop(0, N, 0, M)
         rows, cols = -(-(w.query_end - w.query_begin) // n), -(-(w.key_end - w.key_begin) // n)
-        found = cls.checked(max(rows, 1), max(cols, 1), reduce, window)
-        return cls(found.rows, found.cols, found.reduce, window, n)
+        found = cls.checked(max(rows, 1), max(cols, 1), reduce, crop)
+        return cls(found.rows, found.cols, found.reduce, crop, n)
 
     def of_block(self, block: WeightsBlock) -> Tensor:
         a = block.weights
-        w = self.window or Window(0, block.N, 0, block.M)
+        w = self.crop or Crop(0, block.N, 0, block.M)
         N, M = w.query_end - w.query_begin, w.key_end - w.key_begin
         if not (N and M):
             return a.new_zeros(*a.shape[:2], self.rows, self.cols)
@@ -108,10 +108,10 @@ class Pool(AskedStatistic):
         return [self.rows, self.cols, self.reduce == "max", self.side]
 
     def of_pass(self, x: Pass, sizes: Sizes) -> Statistic:
-        """Return the whole picture, to which the pass adds what its queries and keys have in the window."""
+        """Return the whole picture, to which the pass adds what its queries and keys have in the crop."""
         if x.places is None:
             return self
-        w = self.window or Window(0, sizes.N, 0, sizes.M)
+        w = self.crop or Crop(0, sizes.N, 0, sizes.M)
         queries, keys = w.query_end - w.query_begin, w.key_end - w.key_begin
         return PartOfPicture(
             self.rows, self.cols, self.reduce, None, self.side, -w.query_begin, queries, -w.key_begin, keys
@@ -128,14 +128,14 @@ class Pool(AskedStatistic):
 
     def output_gradient(self, gradient: Tensor, sizes: Sizes) -> Tensor:
         """The gradient of each weight in a cell."""
-        w = self.window or Window(0, sizes.N, 0, sizes.M)
+        w = self.crop or Crop(0, sizes.N, 0, sizes.M)
         top, bottom = cells(w.query_end - w.query_begin, self.rows, gradient.device, self.side)
         left, right = cells(w.key_end - w.key_begin, self.cols, gradient.device, self.side)
         return gradient / ((bottom - top)[:, None] * (right - left))
 
     def gradient_numbers(self, sizes: Sizes) -> list[float]:
-        """The cells down and across, the window that they show, and the side of a cell or 0."""
-        w = self.window or Window(0, sizes.N, 0, sizes.M)
+        """The cells down and across, the crop that they show, and the side of a cell or 0."""
+        w = self.crop or Crop(0, sizes.N, 0, sizes.M)
         return [self.rows, self.cols, w.query_begin, w.query_end, w.key_begin, w.key_end, self.side]
 
 
@@ -187,14 +187,14 @@ def pool(
 
     """
     *_, N, M = self.shape
-    window = None
+    crop = None
     if queries is not None or keys is not None:
-        window = Window(*_bounds("queries", queries, N), *_bounds("keys", keys, M))
+        crop = Crop(*_bounds("queries", queries, N), *_bounds("keys", keys, M))
     if cell is not None:
         if rows is not None or cols is not None:
             raise TypeError("pool: give rows and cols, or cell, not both")
-        return self._one(Pool.of_side(cell, N, M, reduce, window))
-    return self._one(Pool.checked(rows, cols, reduce, window))
+        return self._one(Pool.of_side(cell, N, M, reduce, crop))
+    return self._one(Pool.checked(rows, cols, reduce, crop))
 
 
 def _bounds(name: str, chosen: slice | range | None, n: int) -> tuple[int, int]:

@@ -49,7 +49,6 @@ def options_of(tensors: dict[str, Tensor]) -> dict[str, Any]:
     return {"bias": bias, **{name: x for name, x in tensors.items() if name in ("sink", "temperature")}}
 
 
-@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("mask", MASKS, ids=repr)
 @pytest.mark.parametrize(("N", "which"), [(97, "sink temperature slopes table"), (53, "slopes by_key full sink")])
 def test_gradients_of_statistics_equal_those_of_the_dense_matrix(mask: Mask, N: int, which: str) -> None:
@@ -121,7 +120,6 @@ def dropped(q: Tensor, k: Tensor, v: Tensor, rate: float, seed: int, **options: 
     return (A * kept) @ v.repeat_interleave(H // HKV, 1)
 
 
-@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("mask", [*MASKS[1::2], ll.Strided(2), MASKS[6]], ids=repr)
 @pytest.mark.parametrize(("N", "dtype"), [(97, torch.float64), (53, torch.float32)])
 def test_dropout_removes_the_same_weights_in_passes(mask: Mask, N: int, dtype: torch.dtype) -> None:
@@ -161,7 +159,6 @@ def test_dropout_in_passes_can_be_differentiated_twice() -> None:
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("mask", MASKS, ids=repr)
 @pytest.mark.parametrize(("N", "which"), [(97, "full table"), (53, "full slopes by_key"), (1, "table")])
 def test_tensors_and_tables_are_read_where_they_lie(mask: Mask, N: int, which: str) -> None:
@@ -178,6 +175,14 @@ def test_tensors_and_tables_are_read_where_they_lie(mask: Mask, N: int, which: s
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want)
     assert " pass" in ll.backend_for(q, k, v, **options).reason
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("mask", [MASKS[4], MASKS[8]], ids=repr)
+def test_the_same_on_every_instruction_set(mask: Mask) -> None:
+    test_gradients_of_statistics_equal_those_of_the_dense_matrix(mask, 53, "slopes by_key full sink")
+    test_dropout_removes_the_same_weights_in_passes(mask, 53, torch.float32)
+    test_tensors_and_tables_are_read_where_they_lie(mask, 97, "full table")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -64,13 +64,16 @@ template <class C, class F> LIMELIGHT_INLINE void for_kept(const Block<C>& b, F&
     constexpr int W = kWidth<C>, parts = 8 / sizeof(C), lanes = W / parts;
     const uint32_t limit = uint32_t(b.p.dropout * 0x1p32);
     for (int r = 0; r < b.lanes; r += W) {
-        Wide query[parts], head[parts];
+        uint64_t queries[parts][lanes], heads[parts][lanes];
         for (int i = 0; i < W; ++i) {
             const Row& row = b.rows[min(r + i, b.row_count - 1)];
-            query[i % parts][i / parts] = query_place(b.p, row.query) + b.p.first_query;
-            head[i % parts][i / parts] = row.head;
+            queries[i % parts][i / parts] = query_place(b.p, row.query) + b.p.first_query;
+            heads[i % parts][i / parts] = row.head;
         }
-        static_assert(lanes * int(sizeof(uint64_t)) == LIMELIGHT_BYTES);
+        Wide query[parts], head[parts];
+        static_assert(sizeof(query) == sizeof(queries));
+        std::memcpy(query, queries, sizeof(query));
+        std::memcpy(head, heads, sizeof(head));
         if (b.p.places.keys) {  // in an order in which keys seldom share their words
             const int64_t* keys = b.p.places.keys + b.first;
             for (int64_t j = 0, four; j < b.n;) {

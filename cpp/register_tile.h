@@ -11,15 +11,17 @@ namespace limelight::LIMELIGHT_ISA {
 
 // The sums that fit into registers with NV vectors of queries and one broadcast number. NEON's multiply-add takes that number
 // from a lane of a register, where each is loaded ahead of its use: with more sums the compiler spills some.
+// Of these, a tile has at most kMostKeys (or features). Lengths of short sequences and widths of heads are mostly multiples
+// of 16, for which there is room with one vector of queries in 32 registers.
 #if defined(LIMELIGHT_X86)
 template <int NV> constexpr int kSums = LIMELIGHT_REGISTERS - 1 - NV;
+template <int NV> constexpr int kMostKeys = NV == 1 && LIMELIGHT_REGISTERS == 32 ? 16 : 12;
 #else
 template <int NV> constexpr int kSums = 18;
+template <int NV> constexpr int kMostKeys = 12;
 #endif
 
-// Keys (or features) in a register tile. With one vector of queries there are registers for 16, of which the lengths of
-// short sequences and the widths of heads are mostly multiples.
-template <int NV> constexpr int kMostKeys = NV == 1 && kSums<NV> >= 16 ? 16 : 12;
+// Keys (or features) in a register tile.
 template <int NV> constexpr int kTile = kSums<NV> / NV < kMostKeys<NV> ? kSums<NV> / NV : kMostKeys<NV>;
 
 // A bias −slope · |position − key| for every lane, added while the scores are still in registers:

@@ -273,6 +273,27 @@ def test_the_gradient_of_a_sum_is_expanded() -> None:
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_lengths_that_change_before_the_backward_pass_change_nothing(twice: bool) -> None:
+    q, k, v = (torch.randn(2, 3, n, 11, requires_grad=True) for n in (5, 13, 13))
+    seen, lengths = torch.tensor([7, 13]), torch.tensor([7, 13])
+    expected = torch.autograd.grad(reference.attention(q, k, v, mask=ll.Padding(seen)).square().sum(), (q, k, v))
+    out = ll.attention(q, k, v, mask=ll.Padding(lengths))
+    lengths.sub_(4)
+    found = torch.autograd.grad(out.square().sum(), (q, k, v), create_graph=twice)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_dense_mask_that_changes_before_the_backward_pass_is_an_error() -> None:
+    x = torch.randn(2, 3, 13, 11, requires_grad=True)
+    allowed = torch.rand(13, 13) < 0.7
+    out = ll.attention(x, x, x, mask=ll.Dense(allowed))
+    allowed.logical_not_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
 @pytest.mark.parametrize("mask", [ll.Causal(), ll.Window(37, 5)], ids=str)
 def test_what_is_not_finite_stays_in_its_head(mask: ll.Mask, isa: str) -> None:
     """Memory in which a head with NaN was computed is used again for others, whose rows do not see all keys."""

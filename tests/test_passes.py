@@ -263,3 +263,19 @@ def test_memory_does_not_grow_with_the_allowed_pairs(case: str, monkeypatch: pyt
     for mask in (ll.Causal() & (ll.Window(3) | ll.Strided(8)), ll.Window(3) | ll.Global(range(5, n, 67))):
         (peak,) = peak_bytes(compute, (n,), 1, 16, mask=mask, case=case)
         assert peak < pairs, f"{peak / 2**20:.1f} MiB for {pairs / 2**20:.1f} Mi pairs"
+
+
+@pytest.mark.parametrize("name", ["entropy", "received", "max"])
+def test_lengths_that_change_before_the_backward_pass_change_nothing(name: str) -> None:
+    q, k = (torch.randn(2, 3, 17, 7, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    seen, lengths = torch.tensor([11, 17]), torch.tensor([11, 17])
+
+    def statistic(lengths: Tensor) -> Tensor:
+        found: Tensor = getattr(ll.weights(q, k, mask=ll.Strided(3) & ll.Padding(lengths)), name)()
+        return found.square().sum()
+
+    expected = torch.autograd.grad(statistic(seen), (q, k))
+    total = statistic(lengths)
+    lengths.sub_(6)
+    for a, b in zip(torch.autograd.grad(total, (q, k)), expected, strict=True):
+        torch.testing.assert_close(a, b)

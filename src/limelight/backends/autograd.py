@@ -89,22 +89,22 @@ class _PlainAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, p: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Run the kernels and keep what their derivative needs."""
-        scaled = Normalisers.empty_scaled(p.sizes, p.compute_dtype)
-        out = native.attention(p, v, scaled)
-        ctx.save_for_backward(q, k, v, out)
-        # Neither inputs nor outputs: autograd need not watch over them.
-        ctx.spec, ctx.sizes, ctx.scaled = p.spec, p.sizes, scaled
+        mask, scaled = p.lowered_mask(), Normalisers.empty_scaled(p.sizes, p.compute_dtype)
+        out = native.plain_attention(p, v, mask, scaled)
+        ctx.save_for_backward(q, k, v, out, None if mask is None else mask.dense)  # which must not change until then
+        # Neither given nor returned: autograd need not watch over them.
+        ctx.sizes, ctx.scaling, ctx.mask, ctx.scaled = p.sizes, p.scaling, mask, scaled
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         """Run the kernels of the gradient, or plain torch where it is differentiated once more."""
-        q, k, v, out = ctx.saved_tensors
+        q, k, v, out, _ = ctx.saved_tensors
         if _is_differentiated(dout):
-            lowered = Problem(q, k, ctx.spec).lower()
+            lowered = LoweredSpec.plain(ctx.mask, ctx.scaling)
             _, normalisers = native.forward_with_normalisers(q, k, v, lowered, ctx.sizes)
             return None, *_differentiate(dout, None, q, k, v, out, normalisers, lowered, _NOTHING_ELSE)
-        return None, *native.backward_of_inputs(dout, q, k, v, out, ctx.scaled, ctx.sizes, ctx.spec)
+        return None, *native.plain_backward(dout, q, k, v, out, ctx.scaled, ctx.sizes, ctx.scaling, ctx.mask)
 
 
 # The base's own method: Function.apply looks for torch.func once more, which _is_eager has ruled out.

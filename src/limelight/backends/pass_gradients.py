@@ -8,6 +8,7 @@ gradient for all of these keys and none for the others: it is differentiated in 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ def statistics(p: Problem, asked: Sequence[Statistic], known: Normalisers | None
     """Compute statistics in passes, differentiably, and the normalisers of each row."""
     operand = next((x.operand for x in asked if x.operand is not None), None)
     computed = [x.differentiable() for x in asked]
+    # The mask is lowered again in the backward pass, and its lengths or blocks may have changed by then.
+    p = Problem(p.q, p.k, p.spec._replace(mask=copy.deepcopy(p.mask)))
     apply: Any = _Statistics.apply
     *flat, lse, scaled = apply(p, computed, known, operand, p.q, p.k, *_learned(p))
     return unflatten(asked, computed, flat), Normalisers(lse, scaled)

@@ -76,6 +76,13 @@ class LoweredSpec(NamedTuple):
     keys: Tensor | None = None
     whole: Sequence[int] | None = None
 
+    @classmethod
+    def plain(cls, mask: LoweredMask | None, scaling: tuple[float, float, float]) -> LoweredSpec:
+        """Return the specification of a problem that ``is_plain``, from its mask and its ``scaling``."""
+        spans, dense = (None, None) if mask is None else (mask.spans, mask.dense)
+        scale, softcap, temperature = scaling
+        return cls(spans, dense, None, None, None, None, temperature, scale, softcap, 0.0, None)
+
 
 class Sizes(NamedTuple):
     """The sizes of a problem: batch, query heads, key heads, queries, keys and width."""
@@ -195,6 +202,11 @@ class Problem:
     def lowered_mask(self) -> LoweredMask | None:
         """The mask as spans and a tensor."""
         return None if self.mask is None else lower_mask(self.mask, self.sizes.N, self.sizes.M)
+
+    @property
+    def scaling(self) -> tuple[float, float, float]:
+        """The scale, the softcap or 0, and the temperature."""
+        return self.scale, self.softcap or 0.0, float(self.temperature)
 
     def lower(self, dropout: float = 0.0, seed: Tensor | None = None) -> LoweredSpec:
         """Return the options as backends take them: the mask as spans, the bias as slopes, offsets and tensors."""

@@ -2,7 +2,7 @@
 
 from limelight.backends.native.description import WHOLE, Place
 from limelight.backends.native.extension import built, kernels
-from limelight.backends.native.gradient import backward, backward_of_inputs, row_sums
+from limelight.backends.native.gradient import backward, plain_backward, row_sums
 from limelight.backends.native.memory import empty_output, read_once, readable, zeros_like
 from limelight.backends.native.outputs import (
     Cut,
@@ -11,6 +11,7 @@ from limelight.backends.native.outputs import (
     cut,
     forward_int8,
     forward_with_normalisers,
+    plain_attention,
 )
 from limelight.backends.native.pass_rows import merge_rows, take_rows
 from limelight.backends.native.running_statistics import RunningStatistics
@@ -33,7 +34,6 @@ __all__ = [
     "attention",
     "available_isas",
     "backward",
-    "backward_of_inputs",
     "built",
     "cut",
     "empty_output",
@@ -45,6 +45,8 @@ __all__ = [
     "merge_rows",
     "move_to_large_pages",
     "peak_flops",
+    "plain_attention",
+    "plain_backward",
     "read_bandwidth",
     "read_once",
     "readable",

@@ -22,8 +22,8 @@ from limelight.backends.native.addresses import address, address_or_0, allowed_k
 from limelight.backends.native.description import WHOLE, Operands, Place, plain_problem, sizes_of_matrix
 from limelight.backends.native.extension import TYPES, kernels
 from limelight.backends.native.memory import readable, zeros_like
-from limelight.core.masks import lower_mask
-from limelight.core.problem import AttentionSpec, LoweredSpec, Problem, Sizes, compute_dtype
+from limelight.core.masks import LoweredMask, lower_mask
+from limelight.core.problem import LoweredSpec, Sizes, compute_dtype
 
 
 def backward(
@@ -93,20 +93,23 @@ def row_sums(q: Tensor, k: Tensor, normalisers: Normalisers, lowered: LoweredSpe
     return sums
 
 
-def backward_of_inputs(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scaled: Tensor, sizes: Sizes, spec: AttentionSpec
+def plain_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    scaled: Tensor,
+    sizes: Sizes,
+    scaling: tuple[float, float, float],
+    mask: LoweredMask | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k and v of a plain problem (``Problem.is_plain``), from that of the output alone."""
+    """Compute the gradients of q, k and v from that of the output of ``plain_attention``."""
     dout = readable("dout", dout, warn=False)
-    mask = None if spec.mask is None else lower_mask(spec.mask, sizes.N, sizes.M)
-    assert isinstance(spec.scale, float)
-    assert isinstance(spec.temperature, float)
-    scaling = (spec.scale, spec.softcap or 0.0, spec.temperature)
     problem = plain_problem(q, k, v, out, sizes, scaling, mask, address(scaled))
     if problem is None:
         q, k, v, out, dout = _readable(q, k, v, out, dout)
-        operands = Operands(Problem(q, k, spec).lower(), q, sizes)
-        problem = operands.problem(q, k, v, out, scaled=scaled)
+        problem = Operands(LoweredSpec.plain(mask, scaling), q, sizes).problem(q, k, v, out, scaled=scaled)
     dtype = compute_dtype(q)
     dq, dk, dv = zeros_like(q, dtype), zeros_like(k, dtype), zeros_like(v, dtype)
     _run(problem, dout, dq, dk, dv)

@@ -14,7 +14,7 @@ from limelight.backends.native.description import WHOLE, Operands, Place, plain_
 from limelight.backends.native.extension import kernels
 from limelight.backends.native.memory import empty_output, readable
 from limelight.backends.running_rows import RunningRows
-from limelight.core.masks import lower_mask
+from limelight.core.masks import LoweredMask
 from limelight.core.problem import LoweredSpec, Problem, Sizes, compute_dtype
 
 _forward = kernels.forward
@@ -22,18 +22,22 @@ _threads = torch.get_num_threads
 _empty_like = torch.empty_like
 
 
-def attention(p: Problem, v: Tensor, scaled: Tensor | None = None) -> Tensor:
-    """Compute the output of a call without dropout, and ``scaled`` of its normalisers where memory for it is given."""
-    q, k, sizes = p.q, p.k, p.sizes
+def attention(p: Problem, v: Tensor) -> Tensor:
+    """Compute the output of a call without dropout."""
     if p.is_plain:
-        out = _empty_like(q) if p.dtype is v.dtype and v.shape[3] == sizes[5] else empty_output(q, v)
-        mask = None if p.mask is None else lower_mask(p.mask, sizes[3], sizes[4])
-        scaling = (p.scale, p.softcap or 0.0, float(p.temperature))
-        problem = plain_problem(q, k, v, out, sizes, scaling, mask, 0 if scaled is None else address(scaled))
-        if problem is not None:
-            _forward(problem, _threads())
-            return out
-    return _run_forward(q, k, v, p.lower(), sizes, None, scaled)
+        return plain_attention(p, v, p.lowered_mask())
+    return _run_forward(p.q, p.k, v, p.lower(), p.sizes, None, None)
+
+
+def plain_attention(p: Problem, v: Tensor, mask: LoweredMask | None, scaled: Tensor | None = None) -> Tensor:
+    """Compute the output of a problem that ``is_plain``, and ``scaled`` of its normalisers where that is given."""
+    q, k, sizes, scaling = p.q, p.k, p.sizes, p.scaling
+    out = _empty_like(q) if p.dtype is v.dtype and v.shape[3] == sizes[5] else empty_output(q, v)
+    problem = plain_problem(q, k, v, out, sizes, scaling, mask, 0 if scaled is None else address(scaled))
+    if problem is None:
+        return _run_forward(q, k, v, LoweredSpec.plain(mask, scaling), sizes, None, scaled)
+    _forward(problem, _threads())
+    return out
 
 
 def forward_with_normalisers(

@@ -285,10 +285,11 @@ def test_lengths_that_change_before_the_backward_pass_change_nothing(twice: bool
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_a_dense_mask_that_changes_before_the_backward_pass_is_an_error() -> None:
+@pytest.mark.parametrize("options", [{}, {"bias": ll.ALiBi(3)}, {"sink": 0.5}, {"dropout": 0.1}])
+def test_a_dense_mask_that_changes_before_the_backward_pass_is_an_error(options: dict[str, Any]) -> None:
     x = torch.randn(2, 3, 13, 11, requires_grad=True)
     allowed = torch.rand(13, 13) < 0.7
-    out = ll.attention(x, x, x, mask=ll.Dense(allowed))
+    out = ll.attention(x, x, x, mask=ll.Dense(allowed), **options)
     allowed.logical_not_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()

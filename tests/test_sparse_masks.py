@@ -310,3 +310,13 @@ def test_passes_are_rounded_to_half_types_once(dtype: torch.dtype, sink: bool) -
         )
         allowed = 0.5 * torch.finfo(dtype).eps * want.abs() + 3e-6
         assert ((got - want).abs() <= allowed).all()
+
+
+def test_many_global_tokens_are_told_apart() -> None:
+    n, g = 131, generator(131)
+    x = torch.randn(1, 2, n, 7, generator=g)
+    some, others = ll.Global(list(range(0, 120, 4))), ll.Global(list(range(1, 121, 4)))
+    flags, more_flags = (ll.Global(torch.rand(1, n, generator=g) < 0.3) for _ in range(2))
+    for mask in (some, others, some | others, flags, more_flags, flags | more_flags, some):
+        expected = reference.attention(*(x.double(),) * 3, mask=mask)
+        assert_sums_close(ll.attention(x, x, x, mask=mask), expected, n)

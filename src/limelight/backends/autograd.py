@@ -127,7 +127,8 @@ class _EagerAttention(torch.autograd.Function):
         """Run the kernels and keep what their derivative needs."""
         out, (lse, scaled) = native.forward_with_normalisers(q, k, v, lowered, Sizes.of(q, k))
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, out, lse, scaled, *(x if isinstance(x, Tensor) else None for x in learned))
+        kept = (x if isinstance(x, Tensor) else None for x in learned)
+        ctx.save_for_backward(q, k, v, out, lse, scaled, lowered.mask, *kept)
         ctx.shared, ctx.lowered = shared, lowered
         ctx.mark_non_differentiable(scaled)
         return out, lse, scaled
@@ -139,7 +140,7 @@ class _EagerAttention(torch.autograd.Function):
         wanted = Wanted(*ctx.needs_input_grad[5:])
         if dout is None and dlse is None and not terms:
             return None, None, None, None, None, *(None for _ in wanted)
-        q, k, v, out, lse, scaled, *learned = ctx.saved_tensors
+        q, k, v, out, lse, scaled, _, *learned = ctx.saved_tensors
         normalisers = Normalisers(lse, scaled)
         current = {name: x for name, x in zip(_LEARNED, learned, strict=True) if x is not None}
         lowered: LoweredSpec = ctx.lowered._replace(**current)

@@ -21,7 +21,14 @@ from limelight.backends.autograd import add_gradients, attention
 from limelight.backends.gradients import Normalisers, Term, Wanted, sink_gradient, sum_terms, temperature_gradient
 from limelight.backends.pass_statistics import parts_of, restricted, rows_at
 from limelight.backends.statistic import Statistic, add_at
-from limelight.backends.statistic_autograd import differentiate_blocks, flatten, split, unflatten
+from limelight.backends.statistic_autograd import (
+    differentiable,
+    differentiate_blocks,
+    flatten,
+    leaves_of,
+    split,
+    unflatten,
+)
 from limelight.core.masks.passes import Pass
 from limelight.core.problem import LoweredSpec, Problem, Sizes
 
@@ -29,7 +36,7 @@ from limelight.core.problem import LoweredSpec, Problem, Sizes
 def statistics(p: Problem, asked: Sequence[Statistic], known: Normalisers | None) -> tuple[list[Any], Normalisers]:
     """Compute statistics in passes, differentiably, and the normalisers of each row."""
     operand = next((x.operand for x in asked if x.operand is not None), None)
-    computed = [x.differentiable() for x in asked]
+    computed = differentiable(asked)
     # The mask is lowered again in the backward pass, and its lengths or blocks may have changed by then.
     p = Problem(p.q, p.k, p.spec._replace(mask=copy.deepcopy(p.mask)))
     apply: Any = _Statistics.apply
@@ -40,6 +47,19 @@ def statistics(p: Problem, asked: Sequence[Statistic], known: Normalisers | None
 def _learned(p: Problem) -> list[Tensor]:
     """The tensors of biases, sink and temperature, each once."""
     return list({id(x): x for x in p.tensors()[2:]}.values())
+
+
+def _with_tensors(p: Problem, tensors: Sequence[Tensor]) -> Problem:
+    """Return the problem with other tensors in place of q, k and the learned ones."""
+    q, k, *learned = tensors
+    other = {id(x): y for x, y in zip(_learned(p), learned, strict=True)}
+    spec = p.spec._replace(
+        bias=copy.deepcopy(p.bias, other),  # where a tensor is known under another name, that is taken
+        sink=other.get(id(p.sink), p.sink),
+        temperature=other.get(id(p.temperature), p.temperature),
+    )
+    with torch.enable_grad():
+        return Problem(q, k, spec)
 
 
 class _Statistics(torch.autograd.Function):
@@ -70,17 +90,18 @@ class _Statistics(torch.autograd.Function):
         operand = saved.pop(0) if ctx.has_operand else None
         *kept, lse, scaled = saved
         terms, others = split(ctx.asked, kept, gradients)
-        inputs = [operand, *tensors]
+        inputs = operand, *tensors = leaves_of([operand, *tensors], needed)
+        p = _with_tensors(ctx.p, tensors)
         found: list[Tensor | None] = [None] * len(inputs)
         if operand is not None and not torch.is_grad_enabled():
             of_products = [gradient for statistic, gradient in others if statistic.operand is not None]
             others = [x for x in others if x[0].operand is None]
             for gradient in of_products:
-                found = add_gradients(found, _differentiate_product(ctx.p, operand, gradient, inputs, needed))
+                found = add_gradients(found, _differentiate_product(p, operand, gradient, inputs, needed))
         if others:
-            found = add_gradients(found, differentiate_blocks(ctx.p, operand, inputs, needed, others))
+            found = add_gradients(found, differentiate_blocks(p, operand, inputs, needed, others))
         if terms:
-            backward = _Backward(ctx.p, Normalisers(lse, scaled), terms)
+            backward = _Backward(p, Normalisers(lse, scaled), terms)
             found = add_gradients(found, [None, *backward.gradients(needed[1:])])
         return None, None, None, *found
 
@@ -214,12 +235,16 @@ class _Backward:
     def _results(self, needed: Sequence[bool], sums: Tensor) -> list[Tensor | None]:
         p, plain = self._p, self._plain
         found = {id(x): g for x, g in zip(self._biases, self._d_biases, strict=True)}
+
+        def add(x: Tensor, gradient: Tensor) -> None:
+            so_far = found.get(id(x))
+            found[id(x)] = gradient if so_far is None else so_far + gradient
+
         if isinstance(p.temperature, Tensor) and p.temperature.requires_grad:
-            of_sink = temperature_gradient(self._normalisers, sums, torch.zeros(()), plain)
-            assert self._d_temperature is not None
-            found[id(p.temperature)] = self._d_temperature + of_sink
+            so_far = torch.zeros((), dtype=self._dtype) if self._d_temperature is None else self._d_temperature
+            add(p.temperature, so_far + temperature_gradient(self._normalisers, sums, torch.zeros(()), plain))
         if p.sink is not None and p.sink.requires_grad:
-            found[id(p.sink)] = sink_gradient(self._normalisers, sums, plain)
+            add(p.sink, sink_gradient(self._normalisers, sums, plain))
         needs_q, needs_k, *others = needed
         return [
             self._dq.to(p.q.dtype) if needs_q else None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,10 +23,26 @@ def statistics(
 ) -> tuple[list[Any], Normalisers]:
     """Compute statistics with the kernels, differentiably, and the normalisers of each row."""
     operand = next((x.operand for x in asked if x.operand is not None), None)
-    computed = [x.differentiable() for x in asked]
+    computed = differentiable(asked)
     apply: Any = _Statistics.apply
     *flat, lse, scaled = apply(computed, known, shared, operand, p.q, p.k, *p.lower())
     return unflatten(asked, computed, flat), Normalisers(lse, scaled)
+
+
+def differentiable(asked: Sequence[Statistic]) -> list[Statistic]:
+    """Return the differentiable forms of statistics, with masks that nobody changes before the backward pass."""
+    forms = [x.differentiable() for x in asked]
+    return [x if x.mask is None else dataclasses.replace(x, mask=copy.deepcopy(x.mask)) for x in forms]  # type: ignore[type-var]
+
+
+def leaves_of(tensors: Sequence[Any], needed: Sequence[bool]) -> list[Any]:
+    """Return tensors by which to differentiate, of which none depends on another one, as k may on q.
+
+    Where gradients are to be differentiated themselves, the leaves still belong to the graph of the given tensors.
+    """
+    if torch.is_grad_enabled():
+        return [x.view_as(x) if wants else x for x, wants in zip(tensors, needed, strict=True)]
+    return [x.detach().requires_grad_() if wants else x for x, wants in zip(tensors, needed, strict=True)]
 
 
 def unflatten(asked: Sequence[Statistic], computed: Sequence[Statistic], flat: list[Tensor]) -> list[Any]:
@@ -116,11 +134,11 @@ def _differentiate_statistics(
     inputs: Sequence[Any], needed: Sequence[bool], asked: Sequence[tuple[Statistic, Any]]
 ) -> list[Tensor | None]:
     """Compute statistics again, block by block, in plain torch, and differentiate that, once or twice."""
-    twice = torch.is_grad_enabled()
-    if not twice:
-        inputs = [x.detach().requires_grad_() if w else x for x, w in zip(inputs, needed, strict=True)]
-    operand, q, k, *spec = inputs
-    return differentiate_blocks(problem_from_lowered(q, k, LoweredSpec(*spec)), operand, inputs, needed, asked)
+    leaves = leaves_of(inputs, needed)
+    operand, q, k, *spec = leaves
+    with torch.enable_grad():  # for a temperature that is learned
+        p = problem_from_lowered(q, k, LoweredSpec(*spec))
+    return differentiate_blocks(p, operand, leaves, needed, asked)
 
 
 def differentiate_blocks(

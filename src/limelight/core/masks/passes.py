@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import threading
 from collections.abc import Hashable
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ _MOST_TERMS = 32  # of a mask that is written as a union of intersections
 _FAR = 2**31  # no two positions are so far apart
 _CACHE_SIZE = 16
 _cache: dict[Hashable, list[Pass] | None] = {}
+_lock = threading.Lock()
 
 
 class Pass(NamedTuple):
@@ -48,11 +50,15 @@ def plan(mask: Mask, N: int, M: int) -> list[Pass] | None:
     key = mask.cache_key()
     if key is None:
         return _plan(mask, N, M)
-    if (key, N, M) not in _cache:
+    with _lock:
+        if (key, N, M) in _cache:
+            return _cache[key, N, M]
+    found = _plan(mask, N, M)
+    with _lock:
         if len(_cache) >= _CACHE_SIZE:
             _cache.clear()
-        _cache[key, N, M] = _plan(mask, N, M)
-    return _cache[key, N, M]
+        _cache[key, N, M] = found
+    return found
 
 
 def _plan(mask: Mask, N: int, M: int) -> list[Pass] | None:
@@ -108,11 +114,15 @@ class _Order:
         """Make the pass of the factor and the spans of the other factors."""
         return Pass(None, None, spans, "in order", 1)
 
+    def identity(self) -> Hashable:
+        """A value that two orders of one class share if they are the same."""
+        return None
+
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and repr(self.mask()) == repr(other.mask())
+        return type(self) is type(other) and self.identity() == other.identity()
 
     def __hash__(self) -> int:
-        return hash(repr(self.mask()))
+        return hash((type(self), self.identity()))
 
 
 class _Residues(_Order):
@@ -125,6 +135,9 @@ class _Residues(_Order):
 
     def mask(self) -> Mask:
         return Strided(self.stride)
+
+    def identity(self) -> Hashable:
+        return self.stride
 
     def arrange(self, spans: Tensor | None, N: int, M: int) -> Pass:
         of_query = torch.arange(M - N, M) % self.stride
@@ -150,6 +163,9 @@ class _QueriesFirst(_Order):
     def mask(self) -> Mask:
         return GlobalQueries(self.tokens)
 
+    def identity(self) -> Hashable:
+        return self.tokens.identity()
+
     def arrange(self, spans: Tensor | None, N: int, M: int) -> Pass:
         queries = self.tokens.global_queries(N, M)[0].nonzero()[:, 0]
         return Pass(queries, None, None if spans is None else spans[:, queries], "global queries", None)
@@ -165,6 +181,9 @@ class _KeysTogether(_Order):
 
     def mask(self) -> Mask:
         return GlobalKeys(self.tokens)
+
+    def identity(self) -> Hashable:
+        return self.tokens.identity()
 
     def arrange(self, spans: Tensor | None, N: int, M: int) -> Pass:
         keys = self.tokens.is_global(torch.arange(M), M)[0].nonzero()[:, 0]

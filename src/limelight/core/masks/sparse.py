@@ -203,7 +203,11 @@ class Global(Mask):
         return self._runs.shape[0], 1
 
     def cache_key(self) -> Hashable | None:
-        return None if isinstance(self.positions, Tensor) else (Global, repr(self))
+        return None if isinstance(self.positions, Tensor) else (Global, self.identity())
+
+    def identity(self) -> Hashable:
+        """A value that two of these masks share if they have the same tokens."""
+        return tuple(self._runs.shape), tuple(self._runs.flatten().tolist())
 
     def __repr__(self) -> str:
         if self._flags is not None:

@@ -36,6 +36,8 @@ class Max(YesOrNo):
 def max(self: Weights) -> Tensor:
     """``max a`` of each row: the weight of each query's strongest key, ``(…, heads, queries)``.
 
+    Where several keys are equally strong, the gradient goes to the first of them.
+
     >>> import torch, limelight as ll
     >>> ll.weights(torch.zeros(1, 4, 8), torch.zeros(1, 4, 8), mask=ll.Causal()).max()
     tensor([[1.0000, 0.5000, 0.3333, 0.2500]])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from limelight.backends import native, pass_statistics, passes
-from limelight.backends.autograd import add_gradients, attention
+from limelight.backends.autograd import PLACES, add_gradients, attention
 from limelight.backends.gradients import Normalisers, Term, Wanted, sink_gradient, sum_terms, temperature_gradient
 from limelight.backends.pass_statistics import parts_of, restricted, rows_at
 from limelight.backends.statistic import Statistic, add_at
@@ -49,7 +49,7 @@ def _learned(p: Problem) -> list[Tensor]:
     return list({id(x): x for x in p.tensors()[2:]}.values())
 
 
-def _with_tensors(p: Problem, tensors: Sequence[Tensor]) -> Problem:
+def _with_leaves(p: Problem, tensors: Sequence[Tensor]) -> Problem:
     """Return the problem with other tensors in place of q, k and the learned ones."""
     q, k, *learned = tensors
     other = {id(x): y for x, y in zip(_learned(p), learned, strict=True)}
@@ -91,7 +91,7 @@ class _Statistics(torch.autograd.Function):
         *kept, lse, scaled = saved
         terms, others = split(ctx.asked, kept, gradients)
         inputs = operand, *tensors = leaves_of([operand, *tensors], needed)
-        p = _with_tensors(ctx.p, tensors)
+        p = _with_leaves(ctx.p, tensors)
         found: list[Tensor | None] = [None] * len(inputs)
         if operand is not None and not torch.is_grad_enabled():
             of_products = [gradient for statistic, gradient in others if statistic.operand is not None]
@@ -158,7 +158,7 @@ class _Backward:
     """The gradients of a problem from those of statistics, added up pass by pass."""
 
     def __init__(self, p: Problem, normalisers: Normalisers, terms: Sequence[Term]) -> None:
-        self._normalisers, self._sizes, self._dtype = normalisers, p.sizes, p.compute_dtype
+        self._normalisers, self._dtype = normalisers, p.compute_dtype
         self._p = Problem(p.q.detach(), p.k.detach(), p.spec)
         self._biases = [] if p.bias is None else [x for x in p.bias.tensors() if x.requires_grad]
         self._biases = list({id(x): x for x in self._biases}.values())
@@ -197,7 +197,7 @@ class _Backward:
         """Add the gradients of one pass; ``dlse`` is given for all rows."""
         with torch.enable_grad():
             lowered = part.lower()
-        wanted = Wanted(*(isinstance(y, Tensor) and y.requires_grad for y in (lowered[i] for i in _LEARNED)))
+        wanted = Wanted(*(isinstance(y, Tensor) and y.requires_grad for y in (lowered[i] for i in PLACES)))
         dq = self._dq if x.queries is None else torch.zeros(part.q.shape, dtype=self._dtype)
         dk = self._dk if x.keys is None else torch.zeros(part.k.shape, dtype=self._dtype)
         rows = dlse if x.queries is None else dlse.index_select(2, x.queries)
@@ -251,9 +251,6 @@ class _Backward:
             self._dk.to(p.k.dtype) if needs_k else None,
             *(found.get(id(x)) if wants else None for x, wants in zip(_learned(p), others, strict=True)),
         ]
-
-
-_LEARNED = [LoweredSpec._fields.index(name) for name in Wanted._fields]
 
 
 def _at_pass(terms: Sequence[Term], x: Pass) -> list[Term]:

@@ -49,7 +49,7 @@ class Operands:
 
     def __init__(self, lowered: LoweredSpec, q: Tensor, sizes: Sizes) -> None:
         self._lowered, self._sizes = lowered, sizes
-        self._whole = sizes_of_matrix(lowered, sizes) if lowered.whole else sizes
+        self._whole = sizes_of_matrix(lowered, sizes)
         self._temperature = float(lowered.temperature)
         masked = lowered.spans is not None or lowered.mask is not None
         self._mask = LoweredMask(lowered.spans, lowered.mask) if masked else None

@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -128,8 +129,9 @@ class Interrupted(Exception):
 
 
 def test_an_interrupted_training_comes_to_the_same_result(tmp_path: Path) -> None:
+    recipe = replace(TINY, merges_dropped=0.3)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    best = translate.train(toy_pairs(), whole, TINY)
+    best = translate.train(toy_pairs(), whole, recipe)
     stops = iter((3, 7, 33))
     at = next(stops)
 
@@ -141,19 +143,20 @@ def test_an_interrupted_training_comes_to_the_same_result(tmp_path: Path) -> Non
 
     for _ in range(3):
         with pytest.raises(Interrupted):
-            translate.train(toy_pairs(), parts, TINY, watch=watch, save_every=0.0)
-    assert translate.train(toy_pairs(), parts, TINY, watch=watch, save_every=0.0) == best
+            translate.train(toy_pairs(), parts, recipe, watch=watch, save_every=0.0)
+    assert translate.train(toy_pairs(), parts, recipe, watch=watch, save_every=0.0) == best
     a, b = (load_file(folder / "model.safetensors") for folder in (whole, parts))
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
     with pytest.raises(ValueError, match="holds a training with epochs = 2, not 3"):
-        translate.train(toy_pairs(), parts, Recipe(**{**vars(TINY), "epochs": 3}))
+        translate.train(toy_pairs(), parts, replace(recipe, epochs=3))
     loaded = translate.load(whole)
     assert loaded("the cat.").tokens[-1] == "</s>" or len(loaded("the cat.").tokens) > 5
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("dropout", 1.0), ("epochs", 0), ("heads", 5), ("rate", -1.0), ("label_smoothing", 1.5)]
+    ("field", "value"),
+    [("dropout", 1.0), ("epochs", 0), ("heads", 5), ("rate", -1.0), ("label_smoothing", 1.5), ("merges_dropped", 1.1)],
 )
 def test_recipes_that_cannot_work(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):

@@ -43,6 +43,12 @@ def _setting(name: str, kind: click.ParamType[Any], default: str, help: str) -> 
 @_setting("--dropout", click.FloatRange(0, 1, max_open=True), "0.1", "Share of the activations that are dropped.")
 @_setting("--label-smoothing", click.FloatRange(0, 1, max_open=True), "0.1", "Probability spread over all words.")
 @_setting(
+    "--merges-dropped",
+    click.FloatRange(0, 1),
+    "0.0",
+    "Share of the merges that are left out, so that words come in many different pieces (BPE-dropout).",
+)
+@_setting(
     "--consistency",
     click.FloatRange(0),
     "0.0",

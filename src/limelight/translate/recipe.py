@@ -11,7 +11,10 @@ from limelight.translate import vocabulary
 from limelight.translate.augmentation import Shares
 
 _SHARES = ("names", "numbers", "phrases", "quotes", "joined")
-_MAY_BE_ZERO = ("dropout", "label_smoothing", "consistency", "warm_up", "seed", "average", "bfloat16", *_SHARES)
+_MAY_BE_ZERO = (
+    *("dropout", "label_smoothing", "merges_dropped", "consistency", "warm_up", "seed", "average", "bfloat16"),
+    *_SHARES,
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Recipe:
         hidden: the hidden width of feed-forward layers.
         dropout: share of each layer's output that is dropped.
         label_smoothing: share of the target's probability that is spread over all tokens.
+        merges_dropped: probability that a merge of the vocabulary is left out while the pairs of an epoch are encoded.
         consistency: weight of the divergence between two passes with different dropout (R-Drop).
         epochs: passes over the pairs, at most.
         part: share of the pairs in each epoch.
@@ -59,6 +63,7 @@ class Recipe:
     hidden: int = 768
     dropout: float = 0.1
     label_smoothing: float = 0.1
+    merges_dropped: float = 0.0
     consistency: float = 0.0
     epochs: int = 20
     part: float = 1.0
@@ -91,7 +96,7 @@ class Recipe:
         for name in ("dropout", "label_smoothing", "average"):
             if getattr(self, name) >= 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be below 1")
-        for name in ("part", "falling", "blend", *_SHARES):
+        for name in ("merges_dropped", "part", "falling", "blend", *_SHARES):
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at most 1")
         if self.width % self.heads:

@@ -26,6 +26,7 @@ from limelight.translate import stand_ins, vocabulary
 from limelight.translate.augmentation import Augmenter
 from limelight.translate.copying import WORDS
 from limelight.translate.data import Batch, Pair, batches, divide, padded
+from limelight.translate.merges import Merges
 from limelight.translate.recipe import Recipe
 from limelight.translate.warm_start import begin_with
 from limelight.translate.words import known_words
@@ -185,10 +186,13 @@ def _rest_of_epoch(
 ) -> Iterator[tuple[int, Batch]]:
     seed = f"{recipe.seed} {state.epoch}"
     pairs = augmenter.epoch(seed, recipe.part)
-    sources = vocabulary.encode(tokenizer, [pair.source for pair in pairs])
-    targets = vocabulary.encode(tokenizer, [pair.target for pair in pairs])
-    ids = list(zip(sources, targets, strict=True))
-    every = batches(ids, recipe.tokens, vocabulary.number(tokenizer, vocabulary.PADDING), seed)
+    sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
+    if recipe.merges_dropped:
+        merges = Merges(tokenizer)
+        ids = [merges.encode(texts, recipe.merges_dropped, f"{seed} {n}") for n, texts in enumerate((sources, targets))]
+    else:
+        ids = [vocabulary.encode(tokenizer, texts) for texts in (sources, targets)]
+    every = batches(list(zip(*ids, strict=True)), recipe.tokens, vocabulary.number(tokenizer, vocabulary.PADDING), seed)
     for batch in every[state.done :]:
         yield len(every), batch
 

@@ -1,4 +1,4 @@
-// The extension module: addresses and strides in, nothing of PyTorch.
+// The extension module: tensors in, and nothing that links to PyTorch.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
@@ -15,6 +15,7 @@
 #include "large_pages.h"
 #include "machine_limits.h"
 #include "pass_rows.h"
+#include "tensors.h"
 #include "thread_pool.h"
 #include "torch_threads.h"
 
@@ -24,118 +25,116 @@ using namespace limelight;
 
 namespace {
 
-using Address = int64_t;                 // 0: absent
-using Strides = std::array<int64_t, 4>;  // in elements
-
-char* pointer(Address p) { return reinterpret_cast<char*>(p); }
-
-Type compute_type(const Problem& p) { return p.wide() ? Type::f64 : Type::f32; }
-
-Rows rows(Address data, int type, const Strides& s) { return {pointer(data), Type(type), s[0], s[1], s[2]}; }
-
 // The keys that queries may attend to: those in a query's spans and where the dense mask is true.
 struct AllowedKeys {
     Spans spans;
     Grid dense;
 };
 
+// Spans (batch or 1, N, count, 2) of keys for each query.
+Spans spans_of(const Tensor& x) {
+    if (!x.given()) return {};
+    return {reinterpret_cast<const int32_t*>(x.data()), x.size(0) == 1 ? 0 : x.stride(0), x.size(2)};
+}
+
+const int64_t* places_of(const Tensor& x) { return reinterpret_cast<const int64_t*>(x.data()); }
+
+// Factors (batch, head, row) of rows of bytes.
+void set_scale(Rows& x, const Tensor& scale) {
+    x.scale = reinterpret_cast<const float*>(scale.data());
+    x.scale_batch = scale.stride(0), x.scale_head = scale.stride(1);
+}
+
+using Scaling = std::array<double, 3>;  // scale, softcap or 0, temperature
+
+// A problem without other options.
+Problem of_tensors(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Scaling& scaling,
+                   const std::optional<AllowedKeys>& mask) {
+    Problem p;
+    p.q = q.rows(), p.k = k.rows(), p.v = v.rows(), p.out = out.rows();
+    p.B = q.size(0), p.Hq = q.size(1), p.Hkv = k.size(1);
+    p.N = q.size(2), p.M = k.size(2), p.D = q.size(3), p.Dv = v.size(3);
+    if (mask) p.spans = mask->spans, p.mask = mask->dense;
+    p.scale = scaling[0], p.softcap = scaling[1], p.temperature = scaling[2];
+    return p;
+}
+
+// The same with the normalisers, where given; nothing where a tensor cannot be used where it lies, or `out` is not like v.
+std::optional<Problem> plain_problem(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                                     const Scaling& scaling, const std::optional<AllowedKeys>& mask,
+                                     const Tensor& normalisers) {
+    for (const Tensor* x : {&q, &k, &v, &out})
+        if (!x->data() || !x->has_contiguous_rows()) return std::nullopt;
+    if (out.width() != v.width() || out.type() != v.type()) return std::nullopt;
+    Problem p = of_tensors(q, k, v, out, scaling, mask);
+    p.normalisers = normalisers.data();
+    return p;
+}
+
 void bind_problem(nb::module_& m) {
-    nb::class_<Spans>(m, "Spans", "Spans of keys for each query, int32 (batch or 1, N, count, 2).")
-        .def(
-            "__init__",
-            [](Spans* self, Address data, int64_t batch_stride, int64_t count) {
-                new (self) Spans{reinterpret_cast<const int32_t*>(data), batch_stride, count};
-            },
-            nb::kw_only(), "data"_a, "batch_stride"_a, "count"_a);
-    nb::class_<Grid>(m, "Grid", "A (batch, head, query, key) tensor; broadcast axes have stride 0.")
-        .def(
-            "__init__",
-            [](Grid* self, Address data, int type, const Strides& strides) {
-                new (self) Grid{pointer(data), Type(type), strides[0], strides[1], strides[2], strides[3]};
-            },
-            nb::kw_only(), "data"_a, "type"_a, "strides"_a);
     nb::class_<AllowedKeys>(m, "AllowedKeys",
-                            "The keys that queries may attend to: those in spans and where `dense` is true.")
+                            "The keys that queries may attend to: those in `spans`, a contiguous int32 tensor (batch "
+                            "or 1, N,\ncount, 2), and where `dense`, expanded to (B, Hq, N, M), is true.")
         .def(
             "__init__",
-            [](AllowedKeys* self, std::optional<Spans> spans, std::optional<Grid> dense) {
-                new (self) AllowedKeys{spans ? *spans : Spans{}, dense ? *dense : Grid{}};
+            [](AllowedKeys* self, const Tensor& spans, const Tensor& dense) {
+                new (self) AllowedKeys{spans_of(spans), dense.grid()};
             },
             nb::kw_only(), "spans"_a = nb::none(), "dense"_a = nb::none());
-    // Calls with more than 15 keywords take several times as long, so numbers that belong together are one argument.
-    nb::class_<Problem>(m, "Problem", "One attention call. Strides are in elements; address 0 and None mean absent.")
+    // Calls with more than 15 keywords take several times as long, so callers leave out what is absent.
+    nb::class_<Problem>(m, "Problem",
+                        "One attention call. It reads and writes its tensors where they lie and does not keep them.")
         .def(
             "__init__",
-            [](Problem* self, const std::array<int64_t, 6>& sizes, int64_t value_width, int type, int value_type,
-               Address q, const Strides& q_strides, Address k, const Strides& k_strides, Address v,
-               const Strides& v_strides, Address out, const Strides& out_strides, const std::array<double, 3>& scaling,
-               std::optional<AllowedKeys> mask, Address lse, Address normalisers, std::optional<Grid> bias,
-               Address slopes, Address offsets, Address sink, double dropout, uint64_t seed,
-               const std::array<int64_t, 3>& place, const std::array<int64_t, 4>& places) {
-                Problem* p = new (self) Problem;
-                p->B = sizes[0], p->Hq = sizes[1], p->Hkv = sizes[2], p->N = sizes[3], p->M = sizes[4], p->D = sizes[5];
-                p->Dv = value_width;
-                p->q = rows(q, type, q_strides), p->k = rows(k, type, k_strides), p->v = rows(v, value_type, v_strides);
-                p->out = rows(out, value_type, out_strides);
-                p->lse = pointer(lse), p->normalisers = pointer(normalisers);
-                if (mask) p->spans = mask->spans, p->mask = mask->dense;
-                if (bias) p->bias = *bias;
-                p->slopes = pointer(slopes), p->offsets = pointer(offsets), p->sink = pointer(sink);
-                p->scale = scaling[0], p->softcap = scaling[1], p->temperature = scaling[2];
+            [](Problem* self, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+               const Scaling& scaling, std::optional<AllowedKeys> mask, const Tensor& lse, const Tensor& normalisers,
+               const Tensor& bias, const Tensor& slopes, const Tensor& offsets, const Tensor& sink, double dropout,
+               uint64_t seed, const std::array<int64_t, 3>& place, const Tensor& queries, const Tensor& keys,
+               const std::array<int64_t, 2>& whole) {
+                Problem* p = new (self) Problem(of_tensors(q, k, v, out, scaling, mask));
+                p->lse = lse.data(), p->normalisers = normalisers.data();
+                p->bias = bias.grid();
+                p->slopes = slopes.data(), p->offsets = offsets.data(), p->sink = sink.data();
                 p->dropout = dropout, p->seed = seed;
                 p->shift = place[0], p->first_query = place[1], p->first_key = place[2];
-                p->places = {reinterpret_cast<const int64_t*>(places[0]), reinterpret_cast<const int64_t*>(places[1]),
-                             places[2], places[3]};
+                p->places = {places_of(queries), places_of(keys), whole[0], whole[1]};
             },
-            nb::kw_only(), "sizes"_a, "value_width"_a, "type"_a, "value_type"_a, "q"_a, "q_strides"_a, "k"_a,
-            "k_strides"_a, "v"_a, "v_strides"_a, "out"_a, "out_strides"_a, "scaling"_a, "mask"_a = nb::none(),
-            "lse"_a = 0, "normalisers"_a = 0, "bias"_a = nb::none(), "slopes"_a = 0, "offsets"_a = 0, "sink"_a = 0,
-            "dropout"_a = 0.0, "seed"_a = 0, "place"_a = std::array<int64_t, 3>{},
-            "places"_a = std::array<int64_t, 4>{},
-            "`sizes` are (B, Hq, Hkv, N, M, D), `scaling` (scale, softcap, temperature), `place` (shift, first_query,\n"
-            "first_key) and `places` (addresses of the places of queries and keys in a matrix, its N, its M).")
+            "q"_a, "k"_a, "v"_a, "out"_a, "scaling"_a, "mask"_a = nb::none(), nb::kw_only(), "lse"_a = nb::none(),
+            "normalisers"_a = nb::none(), "bias"_a = nb::none(), "slopes"_a = nb::none(), "offsets"_a = nb::none(),
+            "sink"_a = nb::none(), "dropout"_a = 0.0, "seed"_a = 0, "place"_a = std::array<int64_t, 3>{},
+            "queries"_a = nb::none(), "keys"_a = nb::none(), "whole"_a = std::array<int64_t, 2>{},
+            "`scaling` is (scale, softcap or 0, temperature), `place` (shift, first_query, first_key); `queries` and "
+            "`keys`\nare int64 places in a matrix of the sizes `whole`. `bias` is expanded to (B, Hq, N, M).")
         .def(
             "read_int8",
-            [](Problem& p, Address k_scale, const std::array<int64_t, 2>& k_scale_strides, Address v_scale,
-               const std::array<int64_t, 2>& v_scale_strides) {
-                const auto set = [](Rows& x, Address scale, const std::array<int64_t, 2>& strides) {
-                    x.type = Type::i8;
-                    x.scale = reinterpret_cast<const float*>(scale);
-                    x.scale_batch = strides[0], x.scale_head = strides[1];
-                };
-                set(p.k, k_scale, k_scale_strides);
-                set(p.v, v_scale, v_scale_strides);
+            [](Problem& p, const Tensor& k_scale, const Tensor& v_scale) {
+                set_scale(p.k, k_scale), set_scale(p.v, v_scale);
             },
-            nb::kw_only(), "k_scale"_a, "k_scale_strides"_a, "v_scale"_a, "v_scale_strides"_a,
-            "Reads k and v as bytes with a float factor for each row; its strides are those of batch and head.");
+            "k_scale"_a, "v_scale"_a, "Gives the rows of bytes of k and v their factors (B, Hkv, M).");
 }
 
 void bind_gradients(nb::module_& m) {
     nb::class_<Gradients>(m, "Gradients",
-                          "Memory for the gradients of a problem, in the compute type and zero at first.")
+                          "Tensors for the gradients of a problem, in the compute type and zero at first.")
         .def(
             "__init__",
-            [](Gradients* self, const Problem& p, int dout_type, Address dout, const Strides& dout_strides, Address dq,
-               const Strides& dq_strides, Address dk, const Strides& dk_strides, Address dv, const Strides& dv_strides,
-               Address dlse, std::optional<Grid> bias, Address offsets, Address slopes, Address d_temperature,
-               Address delta, const std::vector<Request>& terms, bool part, Address sums) {
+            [](Gradients* self, const Tensor& dout, const Tensor& dq, const Tensor& dk, const Tensor& dv,
+               const Tensor& dlse, const Tensor& bias, const Tensor& offsets, const Tensor& slopes,
+               const Tensor& d_temperature, const Tensor& delta, const std::vector<Request>& terms, bool part,
+               const Tensor& sums) {
                 Gradients* g = new (self) Gradients;
-                const int type = int(compute_type(p));
-                g->dout = rows(dout, dout_type, dout_strides);
-                g->dlse = pointer(dlse);
-                g->dq = rows(dq, type, dq_strides), g->dk = rows(dk, type, dk_strides),
-                g->dv = rows(dv, type, dv_strides);
-                if (bias) g->bias = *bias;
-                g->offsets = pointer(offsets), g->slopes = pointer(slopes);
-                g->d_temperature = pointer(d_temperature), g->delta = pointer(delta);
+                g->dout = dout.rows(), g->dq = dq.rows(), g->dk = dk.rows(), g->dv = dv.rows();
+                g->dlse = dlse.data();
+                g->bias = bias.grid();
+                g->offsets = offsets.data(), g->slopes = slopes.data();
+                g->d_temperature = d_temperature.data(), g->delta = delta.data();
                 g->terms = terms;
                 g->part = part;
-                g->sums = pointer(sums);
+                g->sums = sums.data();
             },
-            "problem"_a, nb::kw_only(), "dout_type"_a, "dout"_a, "dout_strides"_a, "dq"_a, "dq_strides"_a, "dk"_a,
-            "dk_strides"_a, "dv"_a, "dv_strides"_a, "dlse"_a = 0, "bias"_a = nb::none(), "offsets"_a = 0,
-            "slopes"_a = 0, "d_temperature"_a = 0, "delta"_a = 0, "terms"_a = std::vector<Request>{}, "part"_a = false,
-            "sums"_a = 0,
+            "dout"_a, "dq"_a, "dk"_a, "dv"_a, nb::kw_only(), "dlse"_a = nb::none(), "bias"_a = nb::none(),
+            "offsets"_a = nb::none(), "slopes"_a = nb::none(), "d_temperature"_a = nb::none(), "delta"_a = nb::none(),
+            "terms"_a = std::vector<Request>{}, "part"_a = false, "sums"_a = nb::none(),
             "`terms` are statistics whose outputs hold their gradients; the rows of a `part` have keys elsewhere, "
             "too;\nwith `sums`, only Σ P · term of each row is computed.");
 }
@@ -145,35 +144,48 @@ void bind_running_rows(nb::module_& m) {
                             "The running softmax of a problem's rows, in the compute type: m −∞, l and o 0 at first.")
         .def(
             "__init__",
-            [](RunningRows* self, const Problem& p, Address o, const Strides& o_strides, Address m, Address l,
-               const std::array<int64_t, 3>& strides) {
-                if (strides[2] != 1) throw std::invalid_argument("RunningRows: rows are not contiguous");
-                new (self) RunningRows{rows(o, int(compute_type(p)), o_strides), pointer(m), pointer(l), strides[0],
-                                       strides[1]};
+            [](RunningRows* self, const Tensor& o, const Tensor& m, const Tensor& l) {
+                if (!m.has_contiguous_rows()) throw std::invalid_argument("RunningRows: rows are not contiguous");
+                new (self) RunningRows{o.rows(), m.data(), l.data(), m.stride(0), m.stride(1)};
             },
-            "problem"_a, nb::kw_only(), "o"_a, "o_strides"_a, "m"_a, "l"_a, "strides"_a,
-            "`strides` are those of m and l.");
+            nb::kw_only(), "o"_a, "m"_a, "l"_a, "m and l have the same strides.");
 }
 
 void bind_statistics(nb::module_& m) {
     nb::class_<Request>(m, "Request", "One statistic: its file in cpp/statistics says what outputs and numbers hold.")
         .def(
             "__init__",
-            [](Request* self, const std::string& name, const std::vector<Address>& outputs,
-               const std::vector<double>& numbers, std::optional<AllowedKeys> mask, Address rows_data, int rows_type,
-               const Strides& rows_strides) {
+            [](Request* self, const std::string& name, const std::vector<Tensor>& outputs,
+               const std::vector<double>& numbers, std::optional<AllowedKeys> mask, const Tensor& rows) {
                 Request* r = new (self) Request;
                 r->name = name;
-                for (const Address a : outputs) r->outputs.push_back(pointer(a));
+                for (const Tensor& x : outputs) r->outputs.push_back(x.data());
                 r->numbers = numbers;
                 if (mask) r->spans = mask->spans, r->mask = mask->dense;
-                r->rows = rows(rows_data, rows_type, rows_strides);
+                r->rows = rows.rows();
             },
             nb::kw_only(), "name"_a, "outputs"_a, "numbers"_a = std::vector<double>{}, "mask"_a = nb::none(),
-            "rows"_a = 0, "rows_type"_a = 0, "rows_strides"_a = Strides{});
+            "rows"_a = nb::none());
 }
 
+// Records (B, Hq, N, bytes) of rows.
+RunningRecords records_of(const Tensor& x) { return {x.data(), x.stride(0), x.stride(1), x.stride(2)}; }
+
 void bind_calls(nb::module_& m) {
+    m.def("plain_problem", &plain_problem, "q"_a, "k"_a, "v"_a, "out"_a, "scaling"_a, "mask"_a.none(),
+          "normalisers"_a.none(), "A problem without other options; None where a tensor cannot be used where it lies.");
+    m.def(
+        "attention",
+        [](const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Scaling& scaling,
+           const std::optional<AllowedKeys>& mask, const Tensor& normalisers, int threads) {
+            const std::optional<Problem> p = plain_problem(q, k, v, out, scaling, mask, normalisers);
+            if (!p) return false;
+            nb::gil_scoped_release release;
+            kernels().forward(*p, threads);
+            return true;
+        },
+        "q"_a, "k"_a, "v"_a, "out"_a, "scaling"_a, "mask"_a.none(), "normalisers"_a.none(), "threads"_a,
+        "`forward` of a `plain_problem`, in one call; False where there is none, and nothing is done.");
     m.def(
         "forward",
         [](const Problem& p, int threads) {
@@ -224,107 +236,83 @@ void bind_calls(nb::module_& m) {
         "problem"_a, "requests"_a, "The bytes of one row's record of statistics of rows.");
     m.def(
         "accumulate_statistics",
-        [](const Problem& p, const std::vector<Request>& requests, Address records,
-           const std::array<int64_t, 3>& strides, int threads) {
-            const RunningRecords running{pointer(records), strides[0], strides[1], strides[2]};
+        [](const Problem& p, const std::vector<Request>& requests, const Tensor& records, int threads) {
+            const RunningRecords running = records_of(records);
             nb::gil_scoped_release release;
             kernels().accumulate_statistics(p, requests, running, threads);
         },
-        "problem"_a, "requests"_a, nb::kw_only(), "records"_a, "strides"_a, "threads"_a,
+        "problem"_a, "requests"_a, nb::kw_only(), "records"_a, "threads"_a,
         "Add the keys of a problem to the records (B, Hq, N, bytes) of its rows, which are zeros at first.");
     m.def(
         "finish_statistics",
-        [](const Problem& p, const std::vector<Request>& requests, Address records,
-           const std::array<int64_t, 3>& strides) {
-            const RunningRecords running{pointer(records), strides[0], strides[1], strides[2]};
+        [](const Problem& p, const std::vector<Request>& requests, const Tensor& records) {
+            const RunningRecords running = records_of(records);
             nb::gil_scoped_release release;
             kernels().finish_statistics(p, requests, running);
         },
-        "problem"_a, "requests"_a, nb::kw_only(), "records"_a, "strides"_a,
+        "problem"_a, "requests"_a, nb::kw_only(), "records"_a,
         "Write the statistics, and `lse` and `normalisers`, of rows from their records.");
     m.def(
         "linear",
-        [](const std::array<int64_t, 3>& sizes, Address x, const std::vector<std::array<int64_t, 5>>& parts,
-           int threads) {
-            Linear l{sizes[0], sizes[1], Type(sizes[2]), pointer(x), 0, {}};
-            if (l.rows > kLinearRows || parts.size() > kLinearParts) throw std::invalid_argument("linear: too large");
-            for (const auto& p : parts) l.parts[l.count++] = {pointer(p[0]), p[1], p[2], pointer(p[3]), pointer(p[4])};
+        [](const Tensor& x, const std::vector<std::tuple<Tensor, Tensor, Tensor>>& layers, int threads) {
+            Linear l{x.elements() / x.width(), x.width(), x.type(), x.data(), 0, {}};
+            if (l.rows > kLinearRows || layers.size() > kLinearParts) throw std::invalid_argument("linear: too large");
+            for (const auto& [weight, bias, out] : layers)
+                l.parts[l.count++] = {weight.data(), weight.size(0), weight.stride(0), bias.data(), out.data()};
             nb::gil_scoped_release release;
             kernels().linear(l, threads);
         },
-        "sizes"_a, "x"_a, "parts"_a, "threads"_a,
-        "Write x weightᵀ + bias for each of up to 3 matrices, for up to 8 contiguous rows of x.\n"
-        "`sizes` are (rows, D, type), and a part is (weight, N, stride, bias, out).");
+        "x"_a, "layers"_a, "threads"_a,
+        "Write x weightᵀ + bias for each of up to 3 layers (weight, bias, out), for up to 8 contiguous rows of x.");
 }
 
 void bind_tokens(nb::module_& m) {
     m.def(
         "rms_norm",
-        [](const std::array<int64_t, 3>& sizes, Address x, Address weight, Address out, double eps, int threads) {
-            const RmsNorm n{sizes[0], sizes[1], Type(sizes[2]), pointer(x), pointer(weight), pointer(out), eps};
+        [](const Tensor& x, const Tensor& weight, const Tensor& out, double eps, int threads) {
+            const RmsNorm n{x.elements() / x.width(), x.width(), x.type(), x.data(), weight.data(), out.data(), eps};
             nb::gil_scoped_release release;
             kernels().rms_norm(n, threads);
         },
-        "sizes"_a, "x"_a, "weight"_a, "out"_a, "eps"_a, "threads"_a,
-        "Write x / √(mean(x²) + eps) ∘ weight; `sizes` are (rows, D, type).");
+        "x"_a, "weight"_a.none(), "out"_a, "eps"_a, "threads"_a,
+        "Write x / √(mean(x²) + eps) ∘ weight for contiguous rows of x.");
     m.def(
         "rotate",
-        [](const std::array<int64_t, 6>& sizes, const std::array<int64_t, 3>& angles,
-           const std::vector<std::tuple<int64_t, Address, Strides, Address, Strides>>& parts, int threads) {
-            const Type type = Type(sizes[4]);
-            Rotation r{sizes[0],           sizes[1],           sizes[2],  sizes[3], type, sizes[5] != 0,
-                       pointer(angles[0]), pointer(angles[1]), angles[2], 0,        {}};
-            if (parts.size() > 2) throw std::invalid_argument("rotate: more than two tensors");
-            for (const auto& [heads, x, x_strides, out, out_strides] : parts)
-                r.parts[r.count++] = {heads, rows(x, int(type), x_strides), rows(out, int(type), out_strides)};
+        [](const std::vector<std::tuple<Tensor, Tensor>>& tensors, const Tensor& cos, const Tensor& sin,
+           int64_t angle_batch, int64_t width, bool interleaved, int threads) {
+            const Tensor& q = std::get<0>(tensors.at(0));
+            Rotation r{q.size(0),  q.size(2),  q.size(3),   width, q.type(), interleaved,
+                       cos.data(), sin.data(), angle_batch, 0,     {}};
+            if (tensors.size() > 2) throw std::invalid_argument("rotate: more than two tensors");
+            for (const auto& [x, out] : tensors) r.parts[r.count++] = {x.size(1), x.rows(), out.rows()};
             nb::gil_scoped_release release;
             kernels().rotate(r, threads);
         },
-        "sizes"_a, "angles"_a, "parts"_a, "threads"_a,
-        "Rotate pairs of features. `sizes` are (B, N, D, width, type, interleaved), `angles` the addresses of cosines "
-        "and "
-        "sines\nand their batch stride, and a part is (heads, x, strides, out, strides).");
+        "tensors"_a, "cos"_a, "sin"_a, "angle_batch"_a, "width"_a, "interleaved"_a, "threads"_a,
+        "Rotate pairs of the first `width` features of one or two tensors (x, out), x (B, heads, N, D). `angle_batch` "
+        "is the\nbatch stride of the angles, or 0.");
 }
 
 void bind_pass_rows(nb::module_& m) {
     m.def(
         "take_rows",
-        [](const std::array<int64_t, 5>& sizes, Address x, const Strides& strides, Address places, Address out,
-           int threads) {
-            const TakenRows t{sizes[0],
-                              sizes[1],
-                              sizes[2],
-                              rows(x, int(sizes[4]), strides),
-                              reinterpret_cast<const int64_t*>(places),
-                              sizes[3],
-                              pointer(out)};
+        [](const Tensor& x, const Tensor& places, const Tensor& out, int threads) {
+            const TakenRows t{x.size(0), x.size(1), x.size(3), x.rows(), places_of(places), places.size(0), out.data()};
             nb::gil_scoped_release release;
             take_rows(t, threads);
         },
-        nb::kw_only(), "sizes"_a, "x"_a, "strides"_a, "places"_a, "out"_a, "threads"_a,
-        "Copy some rows of x to contiguous memory; `sizes` are (B, heads, width, places, type).");
+        "x"_a, "places"_a, "out"_a, "threads"_a, "Copy the rows `places` of x to `out`, which is contiguous.");
     m.def(
         "merge_rows",
-        [](const std::array<int64_t, 6>& sizes, Address out, const Strides& out_strides, Address lse, Address other,
-           const Strides& other_strides, Address other_lse, Address places, int threads) {
-            const int type = int(sizes[5]);
-            const MergedRows r{sizes[0],
-                               sizes[1],
-                               sizes[2],
-                               rows(out, type, out_strides),
-                               rows(other, type, other_strides),
-                               pointer(lse),
-                               pointer(other_lse),
-                               sizes[3],
-                               sizes[4],
-                               reinterpret_cast<const int64_t*>(places)};
+        [](const Tensor& out, const Tensor& lse, const Tensor& other, const Tensor& other_lse, const Tensor& places,
+           int threads) {
+            const MergedRows r{out.size(0), out.size(1),      out.size(3), out.rows(),    other.rows(),
+                               lse.data(),  other_lse.data(), out.size(2), other.size(2), places_of(places)};
             nb::gil_scoped_release release;
             merge_rows(r, threads);
         },
-        nb::kw_only(), "sizes"_a, "out"_a, "out_strides"_a, "lse"_a, "other"_a, "other_strides"_a, "other_lse"_a,
-        "places"_a, "threads"_a,
-        "Join the softmax of some rows over other keys to that of all rows, in place; `sizes` are (B, heads, width,\n"
-        "rows, other rows, type).");
+        "out"_a, "lse"_a, "other"_a, "other_lse"_a, "places"_a.none(), "threads"_a,
+        "Join the softmax of some rows over other keys to that of all rows, in place.");
 }
 
 // Runs the handlers of signals that have arrived, and throws what they raise: Ctrl-C does not wait for the end of a call.
@@ -341,7 +329,7 @@ void check_signals() {
 NB_MODULE(_native, m) {
     set_interrupt_check(check_signals);
     nb::set_leak_warnings(false);  // lowered masks are cached, with their Spans, until the process ends
-    m.doc() = "Attention kernels on plain addresses; limelight.backends.native is their only caller.";
+    m.doc() = "Attention kernels; limelight.backends.native is their only caller.";
     bind_problem(m);
     bind_running_rows(m);
     bind_statistics(m);
@@ -350,8 +338,8 @@ NB_MODULE(_native, m) {
     bind_tokens(m);
     bind_pass_rows(m);
     m.def(
-        "move_to_large_pages", [](Address data, int64_t bytes) { move_to_large_pages(pointer(data), bytes); }, "data"_a,
-        "bytes"_a, "Move memory that is read again and again to large pages, where the system can.");
+        "move_to_large_pages", [](const Tensor& x) { move_to_large_pages(x.data(), x.bytes()); }, "x"_a,
+        "Move a contiguous tensor that is read again and again to large pages, where the system can.");
     m.def("isa", [] { return kernels().name; }, "The instruction set in use.");
     m.def("available_isas", &available_isas, "The instruction sets that this machine has, the best last.");
     m.def("set_isa", &set_isa, "name"_a, "Use this instruction set from now on.");
@@ -361,8 +349,12 @@ NB_MODULE(_native, m) {
           nb::call_guard<nb::gil_scoped_release>(),
           "Measure the bandwidth of reading so many bytes of memory in order, again and again, in bytes a second.");
     m.def(
-        "read_once", [](int threads, Address data, int64_t bytes) { read_once(threads, pointer(data), bytes); },
-        "threads"_a, "data"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>(), "Read memory once, in order.");
+        "read_once",
+        [](int threads, const Tensor& x) {
+            nb::gil_scoped_release release;
+            read_once(threads, x.data(), x.bytes());
+        },
+        "threads"_a, "x"_a, "Read a contiguous tensor once, in order.");
     m.def(
         "shares_threads", [] { return torch_threads() != nullptr; },
         "True where the kernels run on PyTorch's own threads; else on threads of their own.");

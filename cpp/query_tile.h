@@ -147,7 +147,7 @@ template <class C> C row_exponentials(C* s, int64_t n, C& m, C& l) {
         store(s + j, e);
         total += e;
     }
-    const C decay = now == before ? C(1) : exp2(broadcast(before - base))[0];
+    const C decay = now == before ? C(1) : before == -kInf<C> ? C(0) : exp2(broadcast(before - base))[0];
     m = now;
     l = l * decay + sum<C>(total);
     return decay;

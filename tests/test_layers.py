@@ -76,11 +76,11 @@ def test_only_backends_import_the_native_backend() -> None:
             assert file.relative_to(ROOT).parts[0] == "backends", f"{file} imports the native backend"
 
 
-def test_only_one_file_hands_out_addresses() -> None:
+def test_only_one_file_asks_for_addresses() -> None:
     # Experiments may ask for an address to tell tensors apart.
     library = [file for file in FILES if file.parent.name != "experiments"]
     holders = [file.relative_to(ROOT).as_posix() for file in library if "data_ptr" in file.read_text(encoding="utf-8")]
-    assert holders == ["backends/native/addresses.py"]
+    assert holders == ["backends/native/memory.py"]
 
 
 @pytest.mark.parametrize(

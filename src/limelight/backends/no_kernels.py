@@ -30,10 +30,10 @@ def _missing(*args: Any, **options: Any) -> NoReturn:
 
 
 set_isa = peak_flops = read_bandwidth = read_once = _missing
-Problem = cut = forward = backward = statistics = _missing
-Request = Gradients = Grid = Spans = AllowedKeys = _missing
+Problem = plain_problem = attention = cut = forward = backward = statistics = _missing
+Request = Gradients = AllowedKeys = _missing
 linear = rms_norm = rotate = take_rows = merge_rows = _missing
 
 
-def move_to_large_pages(data: int, bytes: int) -> None:
+def move_to_large_pages(x: Any) -> None:
     """Leave memory where it is."""

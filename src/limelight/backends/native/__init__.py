@@ -1,4 +1,4 @@
-"""Calls of the kernels: checks the memory that they read, and hands over addresses and strides (addresses.py)."""
+"""Calls of the kernels: checks the memory that they read, and hands over tensors."""
 
 from limelight.backends.native.description import WHOLE, Place
 from limelight.backends.native.extension import built, kernels

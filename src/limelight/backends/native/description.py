@@ -1,4 +1,4 @@
-"""One call as the kernels take it: addresses, strides, and the lowered options in the form in which they are read."""
+"""One call as the kernels take it: tensors, and the lowered options in the form in which they are read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from limelight.backends.native.addresses import address, address_or_0, allowed_keys, grid
+from limelight.backends.native.allowed_keys import allowed_keys, expanded
 from limelight.backends.native.extension import TYPES, kernels
 from limelight.core.masks import LoweredMask
 from limelight.core.problem import LoweredSpec, Sizes, compute_dtype
@@ -32,7 +32,7 @@ WHOLE = Place()
 
 
 class Operands:
-    """A lowered specification as the kernels take it; holds the tensors that their addresses point into."""
+    """A lowered specification as the kernels take it; holds the tensors that they read."""
 
     __slots__ = (
         "_bias",
@@ -80,41 +80,33 @@ class Operands:
         place: Place = WHOLE,
     ) -> kernels.Problem:
         """Describe the call; the tensors must live until it is over."""
-        lowered, sizes = self._lowered, self._sizes
         # Calls with more than 15 keywords take several times as long, so what is absent is not passed.
         others = {} if self._plain and place is WHOLE else self._others(place)
-        if lse is not None:
-            others["lse"] = address(lse)
         return _make_problem(
-            sizes=sizes,
-            value_width=v.shape[3],
-            type=TYPES[q.dtype],
-            value_type=TYPES[out.dtype],
-            q=address(q),
-            q_strides=q.stride(),
-            k=address(k),
-            k_strides=k.stride(),
-            v=address(v),
-            v_strides=v.stride(),
-            out=address(out),
-            out_strides=out.stride(),
-            scaling=(lowered.scale, lowered.softcap, self._temperature),
-            mask=allowed_keys(self._mask, sizes),
-            normalisers=address_or_0(scaled),
+            q,
+            k,
+            v,
+            out,
+            scaling=(self._lowered.scale, self._lowered.softcap, self._temperature),
+            mask=allowed_keys(self._mask, self._sizes),
+            lse=lse,
+            normalisers=scaled,
             **others,
         )
 
     def _others(self, place: Place) -> dict[str, Any]:
         lowered = self._lowered
         return {
-            "bias": None if self._bias is None else grid(self._bias, self._whole),
-            "slopes": address_or_0(self._slopes),
-            "offsets": address_or_0(self._offsets),
-            "sink": address_or_0(self._sink),
+            "bias": None if self._bias is None else expanded(self._bias, self._whole),
+            "slopes": self._slopes,
+            "offsets": self._offsets,
+            "sink": self._sink,
             "dropout": lowered.dropout,
             "seed": 0 if lowered.seed is None else int(lowered.seed),
             "place": place,
-            "places": (address_or_0(lowered.queries), address_or_0(lowered.keys), *(lowered.whole or (0, 0))),
+            "queries": lowered.queries,
+            "keys": lowered.keys,
+            "whole": lowered.whole or (0, 0),
         }
 
 
@@ -131,36 +123,15 @@ def plain_problem(
     sizes: Sizes,
     scaling: tuple[float, float, float],
     mask: LoweredMask | None,
-    normalisers: int = 0,
+    scaled: Tensor | None,
 ) -> kernels.Problem | None:
     """Describe a call whose only options are a mask and ``scaling``, which is (scale, softcap, temperature).
 
-    Most calls are such (``Problem.is_plain``), and with few keys the Python around the kernels is most of their cost:
-    here every tensor is asked once for what is checked and handed over. None where one of them cannot be read where it
-    lies. Tensors and mask must live until the call is over.
+    None where a tensor cannot be used where it lies. Tensors and mask must live until the call is over.
     """
-    q_strides, k_strides, v_strides, out_strides = q.stride(), k.stride(), v.stride(), out.stride()
-    q_data, k_data, v_data = address(q), address(k), address(v)
-    in_rows = q_strides[3] == k_strides[3] == v_strides[3] == out_strides[3] == 1
-    if not (in_rows and q_data and k_data and v_data) or q.is_neg() or k.is_neg() or v.is_neg():
+    if q.is_neg() or k.is_neg() or v.is_neg():
         return None
-    return _make_problem(
-        sizes=sizes,
-        value_width=v.shape[3],
-        type=TYPES[q.dtype],
-        value_type=TYPES[v.dtype],
-        q=q_data,
-        q_strides=q_strides,
-        k=k_data,
-        k_strides=k_strides,
-        v=v_data,
-        v_strides=v_strides,
-        out=address(out),
-        out_strides=out_strides,
-        scaling=scaling,
-        mask=None if mask is None else allowed_keys(mask, sizes),
-        normalisers=normalisers,
-    )
+    return kernels.plain_problem(q, k, v, out, scaling, allowed_keys(mask, sizes), scaled)
 
 
 def _by_head(x: Tensor, q: Tensor) -> Tensor:

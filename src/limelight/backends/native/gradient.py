@@ -18,9 +18,9 @@ from limelight.backends.gradients import (
     sum_to,
     temperature_gradient,
 )
-from limelight.backends.native.addresses import address, address_or_0, allowed_keys, grid
+from limelight.backends.native.allowed_keys import allowed_keys, expanded
 from limelight.backends.native.description import WHOLE, Operands, Place, plain_problem, sizes_of_matrix
-from limelight.backends.native.extension import TYPES, kernels
+from limelight.backends.native.extension import kernels
 from limelight.backends.native.memory import readable, zeros_like
 from limelight.core.masks import LoweredMask, lower_mask
 from limelight.core.problem import LoweredSpec, Sizes, compute_dtype
@@ -68,7 +68,7 @@ def backward(
             dq,
             dk,
             dv,
-            dlse=address_or_0(dlse),
+            dlse=dlse,
             part=into is not None,
             terms=described.requests,
             **learned.described(),
@@ -89,7 +89,7 @@ def row_sums(q: Tensor, k: Tensor, normalisers: Normalisers, lowered: LoweredSpe
     operands, described = Operands(lowered, q, sizes), _DescribedTerms(terms, sizes, dtype)
     scaled = normalisers.scaled.contiguous()
     problem = operands.problem(q, k, k[..., :0], none, scaled=scaled)
-    _run(problem, none, none, none, none, terms=described.requests, part=True, sums=address(sums))
+    _run(problem, none, none, none, none, terms=described.requests, part=True, sums=sums)
     return sums
 
 
@@ -106,7 +106,7 @@ def plain_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v from that of the output of ``plain_attention``."""
     dout = readable("dout", dout, warn=False)
-    problem = plain_problem(q, k, v, out, sizes, scaling, mask, address(scaled))
+    problem = plain_problem(q, k, v, out, sizes, scaling, mask, scaled)
     if problem is None:
         q, k, v, out, dout = _readable(q, k, v, out, dout)
         problem = Operands(LoweredSpec.plain(mask, scaling), q, sizes).problem(q, k, v, out, scaled=scaled)
@@ -125,19 +125,7 @@ def _readable(q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor) -> tup
 
 def _run(problem: kernels.Problem, dout: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, **others: Any) -> None:
     """Add the gradients of a problem to ``dq``, ``dk`` and ``dv``."""
-    gradients = kernels.Gradients(
-        problem,
-        dout_type=TYPES[dout.dtype],
-        dout=address(dout),
-        dout_strides=dout.stride(),
-        dq=address(dq),
-        dq_strides=dq.stride(),
-        dk=address(dk),
-        dk_strides=dk.stride(),
-        dv=address(dv),
-        dv_strides=dv.stride(),
-        **others,
-    )
+    gradients = kernels.Gradients(dout, dq, dk, dv, **others)
     kernels.backward(problem, gradients, torch.get_num_threads())
 
 
@@ -157,7 +145,7 @@ class _DescribedTerms:
         self.requests = [
             kernels.Request(
                 name=statistic.kernel,
-                outputs=[address(x) for x in tensors],
+                outputs=tensors,
                 numbers=statistic.gradient_numbers(sizes),
                 mask=allowed_keys(mask, sizes),
             )
@@ -196,11 +184,11 @@ class _LearnedSums:
     def described(self) -> dict[str, Any]:
         """Return them as the kernels take them."""
         return {
-            "bias": None if self.bias is None else grid(self.bias, self._whole),
-            "offsets": address_or_0(self.offsets),
-            "slopes": address_or_0(self.slopes),
-            "d_temperature": address_or_0(self.d_temperature),
-            "delta": address_or_0(self.delta),
+            "bias": None if self.bias is None else expanded(self.bias, self._whole),
+            "offsets": self.offsets,
+            "slopes": self.slopes,
+            "d_temperature": self.d_temperature,
+            "delta": self.delta,
         }
 
     def results(self, normalisers: Normalisers, lowered: LoweredSpec, wanted: Wanted) -> tuple[Tensor | None, ...]:

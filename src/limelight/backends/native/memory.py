@@ -7,17 +7,17 @@ import warnings
 import torch
 from torch import Tensor
 
-from limelight.backends.native.addresses import address
 from limelight.backends.native.extension import kernels
 from limelight.core.checks import SlowPathWarning
 
 _empty_like = torch.empty_like
+_has_memory = Tensor.data_ptr  # 0 for a tensor without values
 
 
 def readable(name: str, x: Tensor, *, warn: bool = True) -> Tensor:
     """Return ``x``, or a copy with a warning if it cannot be read where it lies."""
     in_place = x.stride()[3] == 1
-    if in_place and address(x) and not x.is_neg():
+    if in_place and _has_memory(x) and not x.is_neg():
         return x
     if warn and not in_place and x.shape[3] > 1:
         warnings.warn(
@@ -28,7 +28,7 @@ def readable(name: str, x: Tensor, *, warn: bool = True) -> Tensor:
         )
     if x._is_zerotensor():
         x = x.clone()
-    if x.numel() and not address(x):
+    if x.numel() and not _has_memory(x):
         raise TypeError(f"{name} {tuple(x.shape)} has no memory to read from (a {type(x).__name__} without values)")
     return x.resolve_neg().contiguous() if x.is_neg() or x.stride(3) != 1 else x
 
@@ -36,7 +36,7 @@ def readable(name: str, x: Tensor, *, warn: bool = True) -> Tensor:
 def is_plain(x: Tensor) -> bool:
     """Return True for an ordinary tensor in the CPU's memory."""
     ordinary = x.__class__ in (Tensor, torch.nn.Parameter) and x.is_cpu and x.layout is torch.strided
-    return ordinary and not x.is_neg() and bool(address(x))
+    return ordinary and not x.is_neg() and bool(_has_memory(x))
 
 
 def empty_output(q: Tensor, v: Tensor) -> Tensor:
@@ -62,4 +62,4 @@ def read_once(threads: int, *tensors: Tensor) -> None:
     """Read contiguous tensors once, in order, as fast as the machine can; for measurements."""
     for x in tensors:
         assert x.is_contiguous()
-        kernels.read_once(threads, address(x), x.numel() * x.element_size())
+        kernels.read_once(threads, x)

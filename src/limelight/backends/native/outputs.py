@@ -9,8 +9,8 @@ from torch import Tensor
 
 from limelight.backends.gradients import Normalisers
 from limelight.backends.int8 import Int8Rows
-from limelight.backends.native.addresses import address
-from limelight.backends.native.description import WHOLE, Operands, Place, plain_problem
+from limelight.backends.native.allowed_keys import allowed_keys
+from limelight.backends.native.description import WHOLE, Operands, Place
 from limelight.backends.native.extension import kernels
 from limelight.backends.native.memory import empty_output, readable
 from limelight.backends.running_rows import RunningRows
@@ -18,6 +18,7 @@ from limelight.core.masks import LoweredMask
 from limelight.core.problem import LoweredSpec, Problem, Sizes, compute_dtype
 
 _forward = kernels.forward
+_plain_attention = kernels.attention
 _threads = torch.get_num_threads
 _empty_like = torch.empty_like
 
@@ -25,18 +26,21 @@ _empty_like = torch.empty_like
 def attention(p: Problem, v: Tensor) -> Tensor:
     """Compute the output of a call without dropout."""
     if p.is_plain:
-        return plain_attention(p, v, p.lowered_mask())
+        return plain_attention(p, v, None if p.mask is None else p.lowered_mask())
     return _run_forward(p.q, p.k, v, p.lower(), p.sizes, None, None)
 
 
 def plain_attention(p: Problem, v: Tensor, mask: LoweredMask | None, scaled: Tensor | None = None) -> Tensor:
-    """Compute the output of a problem that ``is_plain``, and ``scaled`` of its normalisers where that is given."""
-    q, k, sizes, scaling = p.q, p.k, p.sizes, p.scaling
-    out = _empty_like(q) if p.dtype is v.dtype and v.shape[3] == sizes[5] else empty_output(q, v)
-    problem = plain_problem(q, k, v, out, sizes, scaling, mask, 0 if scaled is None else address(scaled))
-    if problem is None:
-        return _run_forward(q, k, v, LoweredSpec.plain(mask, scaling), sizes, None, scaled)
-    _forward(problem, _threads())
+    """Compute the output of a problem that ``is_plain``, and ``scaled`` of its normalisers where that is given.
+
+    Most calls are such, and with few keys the Python around the kernels is most of their cost.
+    """
+    q, k, scaling = p.q, p.k, p.scaling
+    out = _empty_like(q)  # fits most values; where it does not, the kernels refuse it
+    allowed = None if mask is None else allowed_keys(mask, p.sizes)
+    negated = q.is_neg() or k.is_neg() or v.is_neg()
+    if negated or not _plain_attention(q, k, v, out, scaling, allowed, scaled, _threads()):
+        return _run_forward(q, k, v, LoweredSpec.plain(mask, scaling), p.sizes, None, scaled)
     return out
 
 
@@ -91,10 +95,7 @@ def accumulate(
         return
     operands = Operands(lowered, q, sizes)
     problem = operands.problem(q, k, v, v[..., :0], place=place)
-    rows = kernels.RunningRows(
-        problem, o=address(o), o_strides=o.stride(), m=address(m), l=address(total), strides=m.stride()
-    )
-    kernels.accumulate(problem, rows, _threads())
+    kernels.accumulate(problem, kernels.RunningRows(o=o, m=m, l=total), _threads())
 
 
 def forward_int8(q: Tensor, k: Int8Rows, v: Int8Rows, lowered: LoweredSpec, sizes: Sizes) -> Tensor:
@@ -106,12 +107,7 @@ def forward_int8(q: Tensor, k: Int8Rows, v: Int8Rows, lowered: LoweredSpec, size
         assert x.scale.stride(2) == 1
     operands = Operands(lowered, q, sizes)
     problem = operands.problem(q, k.values, v.values, out)
-    problem.read_int8(
-        k_scale=address(k.scale),
-        k_scale_strides=k.scale.stride()[:2],
-        v_scale=address(v.scale),
-        v_scale_strides=v.scale.stride()[:2],
-    )
+    problem.read_int8(k.scale, v.scale)
     _forward(problem, _threads())
     return out
 

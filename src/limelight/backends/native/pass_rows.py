@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from limelight.backends.native.addresses import address, address_or_0
-from limelight.backends.native.extension import TYPES, kernels
+from limelight.backends.native.extension import kernels
 from limelight.backends.native.memory import readable
 
 
@@ -16,14 +15,7 @@ def take_rows(x: Tensor, places: Tensor) -> Tensor:
     B, H, _, width = x.shape
     out = x.new_empty(B, H, len(places), width)
     if out.numel():
-        kernels.take_rows(
-            sizes=(B, H, width, len(places), TYPES[x.dtype]),
-            x=address(x),
-            strides=x.stride(),
-            places=address(places),
-            out=address(out),
-            threads=torch.get_num_threads(),
-        )
+        kernels.take_rows(x, places, out, torch.get_num_threads())
     return out
 
 
@@ -33,20 +25,9 @@ def merge_rows(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, place
     ``out (B, H, N, width)`` and ``lse (B, H, N)`` are those of all rows, the others those of the rows ``places``; all
     are of one type, float32 or float64.
     """
-    B, H, N, width = out.shape
     assert out.dtype is lse.dtype is other.dtype is other_lse.dtype
     assert out.stride(3) == other.stride(3) == 1
     assert lse.is_contiguous()
     other_lse, places = other_lse.contiguous(), places if places is None else places.contiguous()
     if other.numel() or other_lse.numel():
-        kernels.merge_rows(
-            sizes=(B, H, width, N, other.shape[2], TYPES[out.dtype]),
-            out=address(out),
-            out_strides=out.stride(),
-            lse=address(lse),
-            other=address(other),
-            other_strides=other.stride(),
-            other_lse=address(other_lse),
-            places=address_or_0(places),
-            threads=torch.get_num_threads(),
-        )
+        kernels.merge_rows(out, lse, other, other_lse, places, torch.get_num_threads())

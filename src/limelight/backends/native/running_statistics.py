@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from limelight.backends.gradients import Normalisers
-from limelight.backends.native.addresses import address
 from limelight.backends.native.description import WHOLE, Operands, Place
 from limelight.backends.native.extension import kernels
 from limelight.backends.native.memory import readable
@@ -80,8 +79,7 @@ class RunningStatistics:
         kernels.accumulate_statistics(
             problem,
             requests,
-            records=address(records),
-            strides=records.stride()[:3],
+            records=records,
             threads=torch.get_num_threads(),
         )
 
@@ -93,7 +91,6 @@ class RunningStatistics:
             kernels.finish_statistics(
                 self._problem(normalisers),
                 self._requests(outputs),
-                records=address(self._records),
-                strides=self._records.stride()[:3],
+                records=self._records,
             )
         return outputs, normalisers

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from limelight.backends.gradients import Normalisers
-from limelight.backends.native.addresses import address, allowed_keys
+from limelight.backends.native.allowed_keys import allowed_keys
 from limelight.backends.native.description import WHOLE, Operands, Place
-from limelight.backends.native.extension import TYPES, kernels
+from limelight.backends.native.extension import kernels
 from limelight.backends.native.memory import readable
 from limelight.backends.statistic import Statistic
 from limelight.core.masks import LoweredMask, lower_mask
@@ -69,19 +69,10 @@ def request(
     statistic: Statistic, outputs: list[Tensor], mask: LoweredMask | None, rows: Tensor | None, sizes: Sizes
 ) -> kernels.Request:
     """Describe a statistic, the tensors that it writes, and the mask and the tensor that it takes."""
-    allowed = allowed_keys(mask, sizes)
-    if rows is None:
-        return kernels.Request(
-            name=statistic.kernel,
-            outputs=[address(x) for x in outputs],
-            numbers=statistic.numbers(),
-            mask=allowed,
-        )
     return kernels.Request(
         name=statistic.kernel,
-        outputs=[address(x) for x in outputs],
+        outputs=outputs,
         numbers=statistic.numbers(),
-        rows=address(rows),
-        rows_type=TYPES[rows.dtype],
-        rows_strides=rows.stride(),
+        mask=allowed_keys(mask, sizes),
+        rows=rows,
     )

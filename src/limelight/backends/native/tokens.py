@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from limelight.backends.native.addresses import address, address_or_0
 from limelight.backends.native.extension import TYPES, built, kernels
 from limelight.backends.native.memory import empty_output, is_plain
 from limelight.core.tracing import is_eager
@@ -53,11 +52,8 @@ def _linears_of_few_rows(x: Tensor, layers: Sequence[tuple[Tensor, Tensor | None
     x = x.contiguous()
     biases = [None if bias is None else bias.contiguous() for _, bias in layers]
     outs = [x.new_empty((*shape[:-1], weight.shape[0])) for weight, _ in layers]
-    parts = [
-        (address(weight), weight.shape[0], weight.stride(0), address_or_0(bias), address(out))
-        for (weight, _), bias, out in zip(layers, biases, outs, strict=True)
-    ]
-    kernels.linear((rows, D, TYPES[dtype]), address(x), parts, _threads())
+    parts = [(weight, bias, out) for (weight, _), bias, out in zip(layers, biases, outs, strict=True)]
+    kernels.linear(x, parts, _threads())
     return outs
 
 
@@ -65,11 +61,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor | None:
     """Return ``x / √(mean(x²) + eps) ∘ weight``, or None where torch has to compute it."""
     if not _computes_tokens(x) or not (weight is None or (_computes_tokens(weight) and weight.dtype is x.dtype)):
         return None
-    D = x.shape[-1]
     x, weight = x.contiguous(), None if weight is None else weight.contiguous()
     out = torch.empty_like(x)
-    sizes = (x.numel() // D, D, TYPES[x.dtype])
-    kernels.rms_norm(sizes, address(x), address_or_0(weight), address(out), eps, _threads())
+    kernels.rms_norm(x, weight, out, eps, _threads())
     return out
 
 
@@ -89,10 +83,13 @@ def rotate(
     cos, sin = cos.contiguous(), sin.contiguous()
     outs = empty_output(q, q), empty_output(k, k)
     kernels.rotate(
-        (B, N, D, width, TYPES[q.dtype], interleaved),
-        (address(cos), address(sin), 0 if cos.ndim == 2 else cos.stride(0)),
-        [(x.shape[1], address(x), x.stride(), address(out), out.stride()) for x, out in zip((q, k), outs, strict=True)],
-        _threads(),
+        [(q, outs[0]), (k, outs[1])],
+        cos,
+        sin,
+        angle_batch=0 if cos.ndim == 2 else cos.stride(0),
+        width=width,
+        interleaved=interleaved,
+        threads=_threads(),
     )
     return outs
 
@@ -107,4 +104,4 @@ def move_to_large_pages(tensors: Iterable[Tensor]) -> None:
     """Move tensors that are read again and again, such as a model's weights, to large pages, where the system can."""
     for x in tensors:
         if is_plain(x) and x.is_contiguous():
-            kernels.move_to_large_pages(address(x), x.numel() * x.itemsize)
+            kernels.move_to_large_pages(x)

@@ -44,6 +44,7 @@ struct type_caster<limelight::Tensor> {
     NB_TYPE_CASTER(limelight::Tensor, const_name("torch.Tensor"))
 
     bool from_python(handle source, uint32_t, cleanup_list*) noexcept {
+        value = {};  // a list has one caster for all of its elements
         return source.is_none() || value.read(source.ptr());
     }
 };

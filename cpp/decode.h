@@ -1,17 +1,25 @@
 // The two products of attention in decoding, with fewer rows than lanes: features lie in the lanes instead.
 //
-// Reading K and V is most of the cost. Each is read once for up to four rows, in steps of kDecodeStep keys, and prefetched
-// explicitly, since the machine's own prefetching stops at every page and at every change between K and V.
-// Scores and weights lie row by row, s[row][key], so that maxima and exponentials fill whole vectors however few the
-// rows are, and the values of a step are summed in registers, apart from the steps before.
+// Reading K and V is most of the cost. Each is read once for up to four rows, and prefetched explicitly, since the machine's
+// own prefetching stops at every page and at every change between K and V.
+//
+// Scores and weights lie in tiles of one vector: some rows (four, two or one) of as many keys as there are lanes for, row by
+// row. The sums of a tile are folded together, and maxima and exponentials fill whole vectors however few the rows are.
 #pragma once
 
 #include "half.h"
 
 namespace limelight::LIMELIGHT_ISA {
 
-// Keys in a step, and numbers from one row of scores to the next.
-constexpr int64_t kDecodeStep = 64;
+// Keys in a step, and numbers from the scores of one row to those of the next.
+constexpr int64_t kDecodeStep = 128;
+
+// The rows that share a tile of scores at most.
+template <class C> constexpr int kTileRows = kWidth<C> > 4 ? 4 : 2;
+
+// Tiles that are computed at once, so that half of the registers hold sums.
+template <class C> constexpr int kTilesAtOnce =
+    LIMELIGHT_REGISTERS / 2 / kWidth<C> ? LIMELIGHT_REGISTERS / 2 / kWidth<C> : 1;
 
 // Rows of K or V where they lie.
 template <class E> struct Matrix {
@@ -19,171 +27,199 @@ template <class E> struct Matrix {
     int64_t stride;
 
     LIMELIGHT_INLINE const E* row(int64_t j) const { return data + j * stride; }
+    LIMELIGHT_INLINE Matrix from(int64_t j, int64_t feature = 0) const { return {row(j) + feature, stride}; }
 };
 
-// How many rows ahead memory is prefetched: about 8 KiB, or nothing where all of it lies in a cache.
+// What is prefetched beside a row of K or V: `width` features from `first` on of the row so many rows ahead, about 8 KiB away.
+// It goes into the second cache: the first one can wait for a few lines only, and more requests than that stall it.
+struct Ahead {
+    int64_t rows = 0, first = 0, width = 0;  // nothing for 0 rows
+
+    template <class E> LIMELIGHT_INLINE void prefetch(const Matrix<E>& x, int64_t j) const {
+        const E* row = x.row(j + rows) + first;
+        for (int64_t d = 0; d < width; d += 64 / int64_t(sizeof(E))) __builtin_prefetch(row + d, 0, 2);
+    }
+};
+
 template <class E> LIMELIGHT_INLINE int64_t rows_ahead(int64_t width, bool in_cache) {
     return in_cache ? 0 : 8192 / (width * int64_t(sizeof(E))) + 1;
 }
 
-// Prefetches into the second cache: the first one can wait for a few lines only, and more requests than that stall it.
-template <class E> LIMELIGHT_INLINE void prefetch_row(const E* row, int64_t width) {
-    for (int64_t d = 0; d < width; d += 64 / int64_t(sizeof(E))) __builtin_prefetch(row + d, 0, 2);
+// f(first row, number of rows as a constant) for all rows, in groups of `most`, then of half as many, and so on.
+template <int most, class F> LIMELIGHT_INLINE void by_rows(int rows, F&& f, int r = 0) {
+    for (; rows - r >= most; r += most) f(r, std::integral_constant<int, most>{});
+    if constexpr (most > 1) by_rows<most / 2>(rows, f, r);
 }
 
-// s[row] = q[row] · k for R rows.
-template <class C, class E, int R> LIMELIGHT_INLINE void dot(const C* q, const E* k, int64_t D, C* s) {
-    constexpr int W = kWidth<C>, U = 8 / R;  // eight sums in flight hide the latency of an addition
-    Vec<C> acc[R][U] = {};
-    int64_t d = 0;
-    for (; d + U * W <= D; d += U * W)
-#pragma GCC unroll 8
-        for (int u = 0; u < U; ++u) {
-            const Vec<C> x = load_as<C>(k + d + u * W);
-#pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) acc[r][u] += x * load(q + r * D + d + u * W);
-        }
-    for (; d + W <= D; d += W) {
-        const Vec<C> x = load_as<C>(k + d);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) acc[r][0] += x * load(q + r * D + d);
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-        Vec<C> total = acc[r][0];
-#pragma GCC unroll 8
-        for (int u = 1; u < U; ++u) total += acc[r][u];
-        s[r] = sum<C>(total);
-    }
-    for (; d < D; ++d)
-        for (int r = 0; r < R; ++r) s[r] += C(widen(k[d])) * q[r * D + d];
-}
-
-// s[0 … 3] = the sums of four vectors.
-template <class C> LIMELIGHT_INLINE void store_sums(const Vec<C> (&v)[4], C* s) {
-    if constexpr (sizeof(C) == 4) {
-        const Vec<C> four = sums(v);
-        std::memcpy(s, &four, 4 * sizeof(C));
-    } else {
-#pragma GCC unroll 4
-        for (int a = 0; a < 4; ++a) s[a] = sum<C>(v[a]);
-    }
-}
-
-// s[row][key] = q[row] · k[key] for R rows and four keys, whose sums are folded together.
-template <class C, class E, int R>
-LIMELIGHT_INLINE void dot_four_keys(const C* q, const E* const (&k)[4], int64_t D, C* s) {
-    constexpr int W = kWidth<C>, U = R == 1 ? 2 : 1;  // eight sums in flight
-    Vec<C> acc[U][R][4] = {};
-    int64_t d = 0;
-    const auto add = [&](Vec<C>(&sum)[R][4], int64_t at) {
-        Vec<C> y[R];
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) y[r] = load(q + r * D + at);
-#pragma GCC unroll 4
-        for (int a = 0; a < 4; ++a) {
-            const Vec<C> x = load_as<C>(k[a] + at);
-#pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) sum[r][a] += x * y[r];
-        }
-    };
-    for (; d + U * W <= D; d += U * W)
-#pragma GCC unroll 2
-        for (int u = 0; u < U; ++u) add(acc[u], d + u * W);
-    if (U > 1 && d + W <= D) add(acc[0], d), d += W;
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-        if constexpr (U > 1)
-#pragma GCC unroll 4
-            for (int a = 0; a < 4; ++a) acc[0][r][a] += acc[1][r][a];
-        store_sums<C>(acc[0][r], s + r * kDecodeStep);
-    }
-    for (; d < D; ++d)
-        for (int r = 0; r < R; ++r)
-            for (int a = 0; a < 4; ++a) s[r * kDecodeStep + a] += C(widen(k[a][d])) * q[r * D + d];
-}
-
-// f(first row, number of rows as a constant) for all rows: as many at once as the registers hold sums with four keys.
-template <class F> LIMELIGHT_INLINE void by_rows(int rows, F&& f) {
-    constexpr bool many = LIMELIGHT_REGISTERS >= 32;
-    int r = 0;
-    if constexpr (many)
-        for (; rows - r >= 4; r += 4) f(r, std::integral_constant<int, 4>{});
-    for (; rows - r >= 3 && (many || rows - r != 4); r += 3) f(r, std::integral_constant<int, 3>{});
-    for (; rows - r >= 2; r += 2) f(r, std::integral_constant<int, 2>{});
-    if (r < rows) f(r, std::integral_constant<int, 1>{});
-}
-
-// s[row][key] = q[row] · k[key] for a step of n keys; up to three more scores are written, without meaning.
-template <class C, class E>
-void decode_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, int rows, C* s, bool in_cache) {
-    const int64_t ahead = rows_ahead<E>(D, in_cache);
-    by_rows(rows, [&](int r, auto R) {
-        for (int64_t j = 0; j < n; j += 4) {
-            const E* key[4];
-            for (int a = 0; a < 4; ++a) key[a] = k.row(j + a < n ? j + a : n - 1);
-            if (ahead && !r)
-                for (int a = 0; a < 4; ++a) prefetch_row(k.row(j + a + ahead), D);
-            dot_four_keys<C, E, R>(q + r * D, key, D, s + r * kDecodeStep + j);
-        }
+// f(row, key, place) for the scores of `rows` rows and n keys.
+template <class C, class F> LIMELIGHT_INLINE void for_each_score(int rows, int64_t n, F&& f) {
+    by_rows<kTileRows<C>>(rows, [&](int first, auto R) {
+        constexpr int K = kWidth<C> / R;
+        for (int64_t j = 0; j < n; ++j)
+            for (int r = 0; r < R; ++r) f(first + r, j, first * kDecodeStep + j / K * kWidth<C> + r * K + j % K);
     });
 }
 
-// o[row] = decay[row] · o[row] + Σ p[row][key] v[key] for R rows and F vectors of features, `ahead` of which is read.
-template <class C, class E, int R, int F>
-LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, const C* decay, int64_t ahead) {
-    constexpr int W = kWidth<C>, U = R * F <= 4 ? 2 : 1;  // keys at once, where there are few sums in flight
-    Vec<C> acc[U][R][F] = {};
-    const auto add = [&](Vec<C>(&sum)[R][F], int64_t j) {
-        if (ahead) prefetch_row(v.row(j + ahead), Dv);
-#pragma GCC unroll 8
-        for (int f = 0; f < F; ++f) {
-            const Vec<C> x = load_as<C>(v.row(j) + f * W);
+// s[row · apart] = q[row] · k for R rows, whose features are in the order of `load_two`.
+template <class C, class E, int R>
+LIMELIGHT_INLINE void dot(const C* q, const E* k, int64_t D, C* s, int64_t apart = 1) {
+    constexpr int W = kWidth<C>;
+    Vec<C> acc[R][2] = {};
+    int64_t d = 0;
+    for (; d + 2 * W <= D; d += 2 * W) {
+        const VecPair<C> x = load_two<C>(k + d);
 #pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) sum[r][f] += p[r * kDecodeStep + j] * x;
+        for (int r = 0; r < R; ++r) {
+            acc[r][0] += x.first * load(q + r * D + d);
+            acc[r][1] += x.second * load(q + r * D + d + W);
+        }
+    }
+    if (d + W <= D) {
+        const Vec<C> x = load_as<C>(k + d);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) acc[r][0] += x * load(q + r * D + d);
+        d += W;
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) s[r * apart] = sum<C>(acc[r][0] + acc[r][1]);
+    for (; d < D; ++d)
+        for (int r = 0; r < R; ++r) s[r * apart] += C(widen(k[d])) * q[r * D + d];
+}
+
+// Computes T tiles of R rows and W / R keys each.
+template <class C, class E, int R, int T> LIMELIGHT_INLINE void score_tiles(const C* q, Matrix<E> k, int64_t D, C* s) {
+    constexpr int W = kWidth<C>, K = W / R;
+    Vec<C> acc[T][W] = {};
+    const auto add = [&](int t, int a, Vec<C> x, int64_t d) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) acc[t][r * K + a] += x * load(q + r * D + d);
+    };
+    int64_t d = 0;
+    for (; d + 2 * W <= D; d += 2 * W)
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 16
+            for (int a = 0; a < K; ++a) {
+                const VecPair<C> x = load_two<C>(k.row(t * K + a) + d);
+                add(t, a, x.first, d), add(t, a, x.second, d + W);
+            }
+    if (d + W <= D) {
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 16
+            for (int a = 0; a < K; ++a) add(t, a, load_as<C>(k.row(t * K + a) + d), d);
+        d += W;
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) store(s + t * W, sums<C>(acc[t]));
+    for (; d < D; ++d)
+        for (int t = 0; t < T; ++t)
+            for (int r = 0; r < R; ++r)
+                for (int a = 0; a < K; ++a) s[t * W + r * K + a] += C(widen(k.row(t * K + a)[d])) * q[r * D + d];
+}
+
+// The scores of R rows and n keys.
+template <class C, class E, int R>
+LIMELIGHT_INLINE void row_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, C* s, Ahead ahead) {
+    constexpr int W = kWidth<C>, K = W / R, T = kTilesAtOnce<C>;
+    int64_t j = 0;
+    for (; j + T * K <= n; j += T * K, s += T * W) {
+        for (int a = 0; ahead.rows && a < T * K; ++a) ahead.prefetch(k, j + a);
+        score_tiles<C, E, R, T>(q, k.from(j), D, s);
+    }
+    if constexpr (T > 1)
+        for (; j + K <= n; j += K, s += W) score_tiles<C, E, R, 1>(q, k.from(j), D, s);
+    for (; j < n; ++j, ++s) dot<C, E, R>(q, k.row(j), D, s, K);
+}
+
+// The scores q[row] · k[key] of a step of n keys. Where rows need several tiles, keys are met in chunks that stay in the
+// nearest cache for all of them, and each prefetches its share.
+template <class C, class E>
+void decode_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, int rows, C* s, bool in_cache) {
+    const bool one_group = rows <= kTileRows<C> && (rows & (rows - 1)) == 0;
+    const int64_t chunk = one_group ? n : kWidth<C> * kTilesAtOnce<C>;
+    for (int64_t j = 0; j < n; j += chunk)
+        by_rows<kTileRows<C>>(rows, [&](int r, auto R) {
+            const Ahead ahead{rows_ahead<E>(D, in_cache), D * r / rows, D * R / rows};
+            row_scores<C, E, R>(q + r * D, k.from(j), D, n - j < chunk ? n - j : chunk, s + r * kDecodeStep + j * R,
+                                ahead);
+        });
+}
+
+// o[row] = decay[row] · o[row] + Σ p[row][key] v[key] for R rows and F vectors of features, which are prefetched so many
+// rows ahead.
+template <class C, class E, int R, int F>
+LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, const C* decay,
+                                 int64_t rows_ahead) {
+    constexpr int W = kWidth<C>, G = R < kTileRows<C> ? R : kTileRows<C>, K = W / G;  // a tile's rows and keys
+    constexpr int room = LIMELIGHT_REGISTERS / 2 / (R * F), U = room > 4 ? 4 : room ? room : 1;  // sums of each number
+    const Ahead ahead{rows_ahead, 0, F * W};
+    Vec<C> acc[U][R][F] = {};
+    const auto add = [&](Vec<C>(&sum)[R][F], int64_t j, const C* weights) __attribute__((always_inline)) {
+        const auto add_vector = [&](int f, Vec<C> x) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) sum[r][f] += weights[r / G * G * kDecodeStep + r % G * K] * x;
+        };
+        if (rows_ahead) ahead.prefetch(v, j);
+        if constexpr (F == 1) {
+            add_vector(0, load_as<C>(v.row(j)));
+        } else {
+#pragma GCC unroll 4
+            for (int f = 0; f < F; f += 2) {
+                const VecPair<C> x = load_two<C>(v.row(j) + f * W);
+                add_vector(f, x.first), add_vector(f + 1, x.second);
+            }
         }
     };
     int64_t j = 0;
-    for (; j + U <= n; j += U)
-#pragma GCC unroll 2
-        for (int u = 0; u < U; ++u) add(acc[u], j + u);
-    if (U > 1 && j < n) add(acc[0], j);
+    for (; j + K <= n; j += K, p += W)
+#pragma GCC unroll 16
+        for (int a = 0; a < K; ++a) add(acc[a % U], j + a, p + a);
+    for (; j < n; ++j, ++p) add(acc[0], j, p);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int f = 0; f < F; ++f)
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r)
+            for (int u = 1; u < U; ++u) acc[0][r][f] += acc[u][r][f];
 #pragma GCC unroll 8
         for (int f = 0; f < F; ++f) {
-            if constexpr (U > 1) acc[0][r][f] += acc[1][r][f];
             C* to = o + r * Dv + f * W;
-            store(to, load(to) * decay[r] + acc[0][r][f]);
+            Vec<C> x = acc[0][r][f];
+            if constexpr (F > 1)
+                x = f % 2 ? in_order<C, E>(acc[0][r][f - 1], x).second : in_order<C, E>(x, acc[0][r][f + 1]).first;
+            store(to, load(to) * decay[r] + x);
         }
+    }
 }
 
 // The same for all features from d on: as many vectors at once as the registers hold, then half as many.
 template <class C, class E, int R, int F>
 LIMELIGHT_INLINE void add_all_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, const C* decay,
-                                     int64_t ahead, int64_t d = 0) {
+                                     int64_t rows_ahead, int64_t d = 0) {
     constexpr int W = kWidth<C>;
-    for (; d + F * W <= Dv; d += F * W)
-        add_values<C, E, R, F>(p, {v.data + d, v.stride}, n, o + d, Dv, decay, d ? 0 : ahead);
+    for (; d + F * W <= Dv; d += F * W) add_values<C, E, R, F>(p, v.from(0, d), n, o + d, Dv, decay, rows_ahead);
     if constexpr (F > 1) {
-        if (d < Dv) add_all_values<C, E, R, F / 2>(p, v, n, o, Dv, decay, ahead, d);
+        if (d < Dv) add_all_values<C, E, R, F / 2>(p, v, n, o, Dv, decay, rows_ahead, d);
     } else {
-        for (; d < Dv; ++d)
-            for (int r = 0; r < R; ++r) {
-                C total = 0;
-                for (int64_t j = 0; j < n; ++j) total += p[r * kDecodeStep + j] * C(widen(v.row(j)[d]));
-                o[r * Dv + d] = o[r * Dv + d] * decay[r] + total;
-            }
+        for (; d < Dv; ++d) {
+            for (int r = 0; r < R; ++r) o[r * Dv + d] *= decay[r];
+            for_each_score<C>(R, n,
+                              [&](int r, int64_t j, int64_t at) { o[r * Dv + d] += p[at] * C(widen(v.row(j)[d])); });
+        }
     }
 }
 
 // o[row] = decay[row] · o[row] + Σ p[row][key] v[key] over a step of n keys.
 template <class C, class E>
 void decode_values(const C* p, Matrix<E> v, int64_t Dv, int64_t n, int rows, C* o, const C* decay, bool in_cache) {
-    const int64_t ahead = rows_ahead<E>(Dv, in_cache);
-    by_rows(rows, [&](int r, auto R) {
-        constexpr int F = R == 1 || (R == 2 && LIMELIGHT_REGISTERS >= 32) ? 8 : 4;
-        add_all_values<C, E, R, F>(p + r * kDecodeStep, v, n, o + r * Dv, Dv, decay + r, r ? 0 : ahead);
+    constexpr int most = LIMELIGHT_REGISTERS >= 32 && kWidth<C> > 8 ? 8 : kTileRows<C>;
+    by_rows<most>(rows, [&](int r, auto R) {
+        constexpr int room = LIMELIGHT_REGISTERS / 2 / R, F = room > 8 ? 8 : room;
+        // The keys are passed through once for so many features, and as much earlier memory is prefetched.
+        const int64_t passes = (Dv + F * kWidth<C> - 1) / (F * kWidth<C>);
+        add_all_values<C, E, R, F>(p + r * kDecodeStep, v, n, o + r * Dv, Dv, decay + r,
+                                   r ? 0 : passes * rows_ahead<E>(Dv, in_cache));
     });
 }
 

@@ -102,8 +102,7 @@ void block_products(const GradientTile<C>& x, const C* side, const Operand& k, i
     for (int64_t j = 0; j < b.n; j += kDecodeStep) {
         const int64_t n = min(kDecodeStep, b.n - j);
         decode_scores<C, C>(side, k.from(j).template as_matrix<C>(), width, n, x.row_count, spare, true);
-        for (int r = 0; r < x.row_count; ++r)
-            for (int64_t i = 0; i < n; ++i) to[(j + i) * b.lanes + r] = spare[r * kDecodeStep + i];
+        for_each_score<C>(x.row_count, n, [&](int r, int64_t i, int64_t at) { to[(j + i) * b.lanes + r] = spare[at]; });
     }
 }
 

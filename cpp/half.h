@@ -113,6 +113,44 @@ template <class C> LIMELIGHT_INLINE Vec<float> load_as(const f16* p) {
 #endif
 }
 
+// Two vectors of numbers that lie one after the other. bfloat16 is widened by one instruction each if the first vector has
+// those at even places and the second the others; `in_order` and `split_places` go from one order to the other.
+template <class C> struct VecPair {
+    Vec<C> first, second;
+};
+
+template <class C, class E> LIMELIGHT_INLINE VecPair<C> load_two(const E* p) {
+    return {load_as<C>(p), load_as<C>(p + kWidth<C>)};
+}
+
+template <class C> LIMELIGHT_INLINE VecPair<C> load_two(const bf16* p) {
+    WordBits u;
+    std::memcpy(&u, p, sizeof u);
+    return {(Vec<C>)(u << 16), (Vec<C>)(u & 0xffff0000)};
+}
+
+// A pair in the order of `load_two<E>`, in the order of memory.
+template <class C, class E> LIMELIGHT_INLINE VecPair<C> in_order(Vec<C> a, Vec<C> b) {
+    if constexpr (std::is_same_v<E, bf16>) {
+        constexpr int W = kWidth<C>;
+        return {shuffle<C>(a, b, [](auto i) { return i / 2 + i % 2 * W; }),
+                shuffle<C>(a, b, [](auto i) { return i / 2 + i % 2 * W + W / 2; })};
+    } else {
+        return {a, b};
+    }
+}
+
+// Brings n numbers into the order of `load_two<E>`.
+template <class C, class E> LIMELIGHT_INLINE void split_places(C* x, int64_t n) {
+    constexpr int W = kWidth<C>;
+    if constexpr (std::is_same_v<E, bf16>)
+        for (int64_t d = 0; d + 2 * W <= n; d += 2 * W) {
+            const Vec<C> a = load(x + d), b = load(x + d + W);
+            store(x + d, shuffle<C>(a, b, [](auto i) { return 2 * i; }));
+            store(x + d + W, shuffle<C>(a, b, [](auto i) { return 2 * i + 1; }));
+        }
+}
+
 LIMELIGHT_INLINE HalfBits to_bf16(Vec<float> v) {
     const WordBits u = (WordBits)v, rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
     return __builtin_convertvector((u & 0x7fffffff) > 0x7f800000 ? (u >> 16 | 0x40) : rounded, HalfBits);

@@ -105,52 +105,76 @@ template <class C> void add_values_where_allowed(const QueryTile<C>& x, const Bl
     });
 }
 
-// Where decoding keeps the scores and weights of a block row by row: behind those that lie in lanes.
-template <class C> C* by_row(const Block<C>& b) { return b.s + kDecodeStep * kWidth<C>; }
+// Where decoding keeps the scores and weights of a block in tiles: behind those that lie in lanes.
+template <class C> C* in_tiles(const Block<C>& b) { return b.s + kDecodeStep * kWidth<C>; }
 
-template <class C> void rows_to_lanes(const Block<C>& b) {
-    const C* s = by_row(b);
-    for (int r = 0; r < b.row_count; ++r)
-        for (int64_t j = 0; j < b.n; ++j) b.s[j * b.lanes + r] = s[r * kDecodeStep + j];
+template <class C> void tiles_to_lanes(const Block<C>& b) {
+    std::memset(b.s, 0, b.n * b.lanes * sizeof(C));  // lanes without a row
+    for_each_score<C>(b.row_count, b.n, [&](int r, int64_t j, int64_t at) { b.s[j * b.lanes + r] = in_tiles(b)[at]; });
 }
 
-template <class C> void lanes_to_rows(const Block<C>& b) {
-    C* s = by_row(b);
-    for (int r = 0; r < b.row_count; ++r)
-        for (int64_t j = 0; j < b.n; ++j) s[r * kDecodeStep + j] = b.s[j * b.lanes + r];
+template <class C> void lanes_to_tiles(const Block<C>& b) {
+    for_each_score<C>(b.row_count, b.n, [&](int r, int64_t j, int64_t at) { in_tiles(b)[at] = b.s[j * b.lanes + r]; });
 }
 
-// s[row][key] *= scale[key]
+// Multiplies the scores of each key by its scale.
 template <class C> void scale_keys(const Block<C>& b, const float* scale) {
-    for (int r = 0; r < b.row_count; ++r)
-        for (int64_t j = 0; j < b.n; ++j) by_row(b)[r * kDecodeStep + j] *= C(scale[j]);
+    constexpr int W = kWidth<C>;
+    alignas(64) C factors[kDecodeStep + W];
+    for (int64_t j = 0; j < b.n; ++j) factors[j] = C(scale[j]);
+    for (int64_t j = b.n; j < b.n + W; ++j) factors[j] = 0;
+    by_rows<kTileRows<C>>(b.row_count, [&](int r, auto R) {
+        constexpr int K = W / R;
+        C* s = in_tiles(b) + r * kDecodeStep;
+        for (int64_t j = 0; j < b.n; j += K, s += W) {
+            const Vec<C> x = load(factors + j);
+            store(s, load(s) * shuffle<C>(x, x, [](auto i) { return i % K; }));
+        }
+    });
 }
 
-template <class C> void scores_by_row(const QueryTile<C>& x, const Operand& k, const Block<C>& b) {
+template <class C> void scores_in_tiles(const QueryTile<C>& x, const Operand& k, const Block<C>& b) {
     with_readable_type<C>(k.type, [&](auto e) {
         using E = decltype(e);
-        decode_scores<C, E>(x.q, k.as_matrix<E>(), b.p.D, b.n, x.row_count, by_row(b), x.in_cache);
+        decode_scores<C, E>(x.q, k.as_matrix<E>(), b.p.D, b.n, x.row_count, in_tiles(b), x.in_cache);
     });
     if (k.scale) scale_keys(b, k.scale);
 }
 
-// s = 2^(s − m) for the n scores of one row, where m grows to their maximum and l to their sum. Returns 2^(m before − m).
-template <class C> C row_exponentials(C* s, int64_t n, C& m, C& l) {
-    constexpr int W = kWidth<C>;
-    for (int64_t j = n; j % W; ++j) s[j] = -kInf<C>;
-    Vec<C> top = broadcast(m);
-    for (int64_t j = 0; j < n; j += W) top = larger(load(s + j), top);
-    const C before = m, now = largest<C>(top), base = now == -kInf<C> ? C(0) : now;
+// s = 2^(s − m) for the tiles of R rows and n keys, where m grows to the rows' maxima and l to their sums;
+// decay = 2^(m before − m).
+template <class C, int R> LIMELIGHT_INLINE void tile_exponentials(C* s, int64_t n, C* m, C* l, C* decay) {
+    constexpr int W = kWidth<C>, K = W / R;
+    const int64_t end = ceil_div(n, K) * W;
+    for (int64_t j = n; j % K; ++j)
+        for (int r = 0; r < R; ++r) s[j / K * W + r * K + j % K] = -kInf<C>;
+    Vec<C> before;
+    for (int i = 0; i < W; ++i) before[i] = m[i / K];
+    Vec<C> tops[4] = {before, before, before, before};
+    int64_t i = 0;
+    for (; i + 4 * W <= end; i += 4 * W)
+#pragma GCC unroll 4
+        for (int u = 0; u < 4; ++u) tops[u] = larger(load(s + i + u * W), tops[u]);
+    for (; i < end; i += W) tops[0] = larger(load(s + i), tops[0]);
+    Vec<C> top = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
+    top = join_lanes<C, K>(top, [](Vec<C> a, Vec<C> b) { return larger(a, b); });
+    const Vec<C> base = top == -kInf<C> ? Vec<C>{} : top;  // nothing allowed yet: 2^(−∞ − 0) = 0
+    const auto exponential = [&](int64_t i) __attribute__((always_inline)) {
+        const Vec<C> e = exp2(load(s + i) - base);
+        store(s + i, e);
+        return e;
+    };
     Vec<C> total{};
-    for (int64_t j = 0; j < n; j += W) {
-        const Vec<C> e = exp2(load(s + j) - base);
-        store(s + j, e);
-        total += e;
+    for (i = 0; i + 4 * W <= end; i += 4 * W)
+        total += (exponential(i) + exponential(i + W)) + (exponential(i + 2 * W) + exponential(i + 3 * W));
+    for (; i < end; i += W) total += exponential(i);
+    total = join_lanes<C, K>(total, [](Vec<C> a, Vec<C> b) { return a + b; });
+    const Vec<C> shrunk = exp2(before - base);
+    for (int r = 0; r < R; ++r) {
+        m[r] = top[r * K];
+        decay[r] = shrunk[r * K];
+        l[r] = l[r] * shrunk[r * K] + total[r * K];
     }
-    const C decay = now == before ? C(1) : before == -kInf<C> ? C(0) : exp2(broadcast(before - base))[0];
-    m = now;
-    l = l * decay + sum<C>(total);
-    return decay;
 }
 
 // The logits of a block, and in `top`, unless it is null, the larger of m and their maximum.
@@ -161,7 +185,7 @@ void logits(const QueryTile<C>& x, const Operand& k, const Block<C>& b, Range pa
     if (top) std::memcpy(top, x.m, all);
     const bool has_alibi = !x.decode && !p.softcap;                            // a softcap comes before the slopes
     const bool raw = partial.empty() && plain(p) && (has_alibi || !p.slopes);  // the products are the logits
-    if (x.decode) scores_by_row(x, k, b), rows_to_lanes(b);
+    if (x.decode) scores_in_tiles(x, k, b), tiles_to_lanes(b);
     else
         visible_scores<C, NV>(b, partial, x.q, k, p.D, b.s, top, has_alibi ? alibi_bias(b, scratch) : AlibiBias<C>{},
                               x.chain);
@@ -188,23 +212,25 @@ void attend_lanes(const QueryTile<C>& x, const Operand& k, const Operand& v, con
     else add_values_where_allowed(x, b, v, decay);
 }
 
-// The same with scores row by row. Biases, masks and dropout work on lanes, so scores are transposed for them.
+// The same with scores in tiles of few rows. Biases, masks and dropout work on lanes, so scores are moved for them.
 template <class C>
 void attend_decode(const QueryTile<C>& x, const Operand& k, const Operand& v, const Block<C>& b, Range partial,
                    C* scratch) {
     const Problem& p = b.p;
-    alignas(64) C decay[kWidth<C> > 4 ? kWidth<C> : 4];
-    C* s = by_row(b);
-    scores_by_row(x, k, b);
+    alignas(64) C decay[kWidth<C>];
+    C* s = in_tiles(b);
+    scores_in_tiles(x, k, b);
     if (!partial.empty() || !plain(p) || p.slopes) {
-        rows_to_lanes(b);
+        tiles_to_lanes(b);
         to_logits(b, false, partial, scratch);
-        lanes_to_rows(b);
+        lanes_to_tiles(b);
     }
-    for (int r = 0; r < x.row_count; ++r) decay[r] = row_exponentials(s + r * kDecodeStep, b.n, x.m[r], x.l[r]);
-    if (p.dropout) rows_to_lanes(b), drop_weights(b), lanes_to_rows(b);
+    by_rows<kTileRows<C>>(x.row_count, [&](int r, auto R) {
+        tile_exponentials<C, R>(s + r * kDecodeStep, b.n, x.m + r, x.l + r, decay + r);
+    });
+    if (p.dropout) tiles_to_lanes(b), drop_weights(b), lanes_to_tiles(b);
     if (v.scale) scale_keys(b, v.scale);
-    if (!may_add_values(b, v, partial)) return rows_to_lanes(b), add_values_where_allowed(x, b, v, decay);
+    if (!may_add_values(b, v, partial)) return tiles_to_lanes(b), add_values_where_allowed(x, b, v, decay);
     with_readable_type<C>(v.type, [&](auto e) {
         using E = decltype(e);
         decode_values<C, E>(s, v.as_matrix<E>(), p.Dv, b.n, x.row_count, x.o, decay, x.in_cache);

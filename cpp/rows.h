@@ -8,7 +8,7 @@
 namespace limelight::LIMELIGHT_ISA {
 
 // Keys are met in blocks of this many; the scores of one block stay in the nearest cache.
-constexpr int64_t kBlock = 128;
+constexpr int64_t kBlock = kDecodeStep;
 
 template <class C> constexpr Type kType = sizeof(C) == 8 ? Type::f64 : Type::f32;
 template <class C> constexpr int kMaxLanes = 3 * kWidth<C>;

@@ -123,17 +123,34 @@ template <class T, int by = kWidth<T> / 2> LIMELIGHT_INLINE T largest(Vec<T> v) 
     }
 }
 
-// The sums of four vectors at once, in the first four lanes: two rounds that interleave inside each
-// group of four lanes, then the groups are folded.
-LIMELIGHT_INLINE Vec<float> sums(const Vec<float> (&v)[4]) {
-    const auto pairs = [](Vec<float> a, Vec<float> b) {
-        return shuffle<float>(a, b, [](auto i) { return i / 4 * 4 + i % 4 / 2 + i % 2 * kWidth<float>; }) +
-               shuffle<float>(a, b, [](auto i) { return i / 4 * 4 + i % 4 / 2 + i % 2 * kWidth<float> + 2; });
-    };
-    const Vec<float> ab = pairs(v[0], v[1]), cd = pairs(v[2], v[3]);
-    return fold<4, float>(
-        shuffle<float>(ab, cd, [](auto i) { return i / 4 * 4 + i % 2 + i % 4 / 2 * kWidth<float>; }) +
-        shuffle<float>(ab, cd, [](auto i) { return i / 4 * 4 + i % 2 + i % 4 / 2 * kWidth<float> + 2; }));
+// 0, 1, 2, …
+template <class T, int... I> LIMELIGHT_INLINE IntVec<T> lane_numbers(std::integer_sequence<int, I...>) {
+    return IntVec<T>{I...};
+}
+template <class T> LIMELIGHT_INLINE IntVec<T> lane_numbers() {
+    return lane_numbers<T>(std::make_integer_sequence<int, kWidth<T>>{});
+}
+
+// Lane i of the result is the sum of the lanes of v[i]. Two vectors become one at every level: half of its lanes have sums
+// of the first, the other half of the second.
+template <class T, int n = kWidth<T>> LIMELIGHT_INLINE Vec<T> sums(const Vec<T> (&v)[n]) {
+    if constexpr (n == 1) {
+        return v[0];
+    } else {
+        constexpr int half = n / 2;
+        Vec<T> joined[half];
+#pragma GCC unroll 8
+        for (int i = 0; i < half; ++i)
+            joined[i] = (lane_numbers<T>() & half ? v[i + half] : v[i]) +
+                        shuffle<T>(v[i], v[i + half], [](auto l) { return (l ^ half) + (l & half ? kWidth<T> : 0); });
+        return sums<T, half>(joined);
+    }
+}
+
+// Every lane receives the result of `join` over the n lanes of its group.
+template <class T, int n, class Join, int by = n / 2> LIMELIGHT_INLINE Vec<T> join_lanes(Vec<T> v, Join join) {
+    if constexpr (by == 0) return v;
+    else return join_lanes<T, n, Join, by / 2>(join(v, shuffle<T>(v, v, [](auto l) { return l ^ by; })), join);
 }
 
 }  // namespace limelight::LIMELIGHT_ISA

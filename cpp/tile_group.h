@@ -48,6 +48,13 @@ template <class C> TileGroup<C> lay_out_group(const Problem& p, const Partition&
     return y;
 }
 
+// Brings the features of queries into the order in which decoding reads those of keys.
+template <class C> void split_queries(const Problem& p, const QueryTile<C>& x) {
+    with_readable_type<C>(p.k.type, [&](auto e) {
+        for (int r = 0; r < x.row_count; ++r) split_places<C, decltype(e)>(x.q + r * p.D, p.D);
+    });
+}
+
 // Loads the queries of a task and empties their running sums.
 template <class C> void load_group(const Problem& p, const Partition& c, const Task& t, TileGroup<C>& y) {
     constexpr int W = kWidth<C>, lanes = kMaxLanes<C>;
@@ -77,9 +84,9 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         for (int r = 0; y.bounds && r < x.row_count; ++r)
             x.bounds[r] = logit_bound(p, t.batch, x.rows[r], y.transposing);
         load_lanes(p.q, p.D, query_factor<C>(p), t.batch, x, x.q, y.transposing);
+        if (x.decode && !copied<C>(p.k, true)) split_queries(p, x);
         std::memset(x.o, 0, (x.decode ? x.row_count : x.lanes()) * p.Dv * sizeof(C));
         for (int r = 0; r < x.lanes(); ++r) x.m[r] = -kInf<C>, x.l[r] = 0;
-        if (x.decode) std::memset(y.s + i * y.panel, 0, min(kDecodeStep, p.M) * W * sizeof(C));  // lanes without a row
     }
     y.span_bounds = y.tiles[0].span_bounds;
     for (int64_t i = 1; i < y.count; ++i) y.span_bounds.join(y.tiles[i].span_bounds);
@@ -98,14 +105,13 @@ template <class C, class Visit, class After>
 void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visit&& visit, After&& after) {
     const bool decode = y.tiles[0].decode;
     const bool copy_k = copied<C>(p.k, decode), copy_v = copied<C>(p.v, decode);
-    const int64_t step = decode ? kDecodeStep : kBlock;
     const SpanBounds& all = y.span_bounds;
     for (Range run{t.begin, t.begin};;) {
         run = all.one_run ? all.run(run.end, t.end)
                           : next_run(y.distinct, y.distinct_count, p.spans.count, run.end, t.end);
         if (run.empty()) break;
-        for (int64_t j = run.begin; j < run.end; j += step) {
-            const Range block{j, min(j + step, run.end)};
+        for (int64_t j = run.begin; j < run.end; j += kBlock) {
+            const Range block{j, min(j + kBlock, run.end)};
             const int64_t n = block.end - block.begin;
             Operand k{}, v{};
             int64_t loaded = -1;  // the head that k and v belong to

@@ -1,0 +1,56 @@
+"""Few query rows against a cache: every number of rows, widths and lengths that fill no vector, every type."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import limelight as ll
+from conftest import assert_within, generator, largest, logit_rounding, rounding, strided
+from limelight.core import reference
+
+# Rows to a key head, keys, width of keys, width of values: 1 to 15 rows have few keys, whole blocks, and more than two.
+SHAPES = [
+    (1, 131, 64, 64),
+    (1, 1, 3, 5),
+    (2, 259, 37, 96),
+    (3, 17, 80, 29),
+    (4, 300, 128, 48),
+    (5, 16, 71, 67),
+    (7, 127, 32, 128),
+    (8, 193, 67, 40),
+    (13, 277, 50, 33),
+    (15, 31, 16, 256),
+]
+TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+def inputs(rows: int, M: int, D: int, Dv: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values, the last two not contiguous."""
+    g = generator(rows, M, D)
+    q, k, v = (torch.randn(s, generator=g).to(dtype) for s in ((2, 2 * rows, 1, D), (2, 2, M, D), (2, 2, M, Dv)))
+    return q, strided(k, 1), strided(v, 2)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_decoding_agrees_with_the_dense_reference(isa: str, dtype: torch.dtype) -> None:
+    for rows, M, D, Dv in SHAPES:
+        q, k, v = inputs(rows, M, D, Dv, dtype)
+        for options in ({}, {"mask": ll.Padding([M, M // 2 + 1]), "bias": ll.ALiBi(2 * rows)}):
+            want = reference.attention(q.double(), k.double(), v.double(), **options)
+            relative = logit_rounding({"q": q, "k": k, **options}) + rounding(1, 1.0, dtype)
+            assert_within(ll.attention(q, k, v, **options), want, relative * largest(v), f"{isa} {rows} {M} {D} {Dv}")
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8, 11])
+def test_a_row_does_not_depend_on_its_neighbours(isa: str, rows: int) -> None:
+    """Values of weight 0 that are not finite stay away from the other rows of a tile."""
+    q, k, v = inputs(rows, 137, 64, 33, torch.float32)
+    allowed = torch.rand(2, 2 * rows, 1, 137, generator=generator(rows)) > 0.3
+    v[:, :, 17] = torch.inf
+    allowed[:, ::2, :, 17] = False
+    allowed[:, 1::2, :, 17] = True
+    out = ll.attention(q, k, v, mask=ll.Dense(allowed))
+    assert out[:, ::2].isfinite().all(), isa
+    assert not out[:, 1::2].isfinite().any(), isa

@@ -220,15 +220,15 @@ void bind_calls(nb::module_& m) {
         "Add the gradients of a problem whose `out` and `normalisers` are known.");
     m.def(
         "statistics",
-        [](const Problem& p, const std::vector<Request>& requests, bool known, const std::array<int64_t, 4>& window,
+        [](const Problem& p, const std::vector<Request>& requests, bool known, const std::array<int64_t, 4>& crop,
            int threads) {
-            Statistics s{requests, known, {window[0], window[1], window[2], window[3]}};
+            Statistics s{requests, known, {crop[0], crop[1], crop[2], crop[3]}};
             nb::gil_scoped_release release;
             kernels().statistics(p, s, threads);
         },
-        "problem"_a, "requests"_a, nb::kw_only(), "known"_a, "window"_a, "threads"_a,
+        "problem"_a, "requests"_a, nb::kw_only(), "known"_a, "crop"_a, "threads"_a,
         "Compute statistics of the weights. `lse` and `normalisers` are read where `known`, otherwise written. "
-        "`window` is\n"
+        "`crop` is\n"
         "(query_begin, query_end, key_begin, key_end), the part that column statistics look at.");
     m.def(
         "record_bytes",

@@ -119,7 +119,7 @@ struct Gradients {
 };
 
 // The part of the weights that column statistics look at: queries [query_begin, query_end), keys [key_begin, key_end).
-struct Window {
+struct Crop {
     int64_t query_begin = 0, query_end = 0, key_begin = 0, key_end = 0;
 };
 
@@ -135,7 +135,7 @@ struct RunningRecords {
 struct Statistics {
     std::vector<Request> requests;
     bool known = false;  // `lse` and `normalisers` of the problem are given; otherwise they are written
-    Window window;
+    Crop crop;
 };
 
 // How a forward pass is cut: into tasks, each of some rows of queries against a chunk of keys.

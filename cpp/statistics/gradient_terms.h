@@ -6,7 +6,7 @@
 //   top, the largest a:    g[row, n] at the n-th key
 //
 // A request has the same name, numbers and mask as in statistics.h, and its output holds g. For a picture, whose
-// window its numbers name, g is divided by the number of weights in a cell. The second output of top are the keys.
+// crop its numbers name, g is divided by the number of weights in a cell. The second output of top are the keys.
 #pragma once
 
 #include <stdexcept>
@@ -175,7 +175,7 @@ private:
 
 template <class C> class PoolTerm : public TableTerm<C> {
 public:
-    // numbers: rows and columns of cells, the window that they show, and the side of a cell or 0
+    // numbers: rows and columns of cells, the crop that they show, and the side of a cell or 0
     PoolTerm(const Problem& p, const Request& request, Arena& arena)
         : TableTerm<C>(p, request, arena),
           queries_{at(request, 2), at(request, 3)},

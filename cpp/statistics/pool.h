@@ -1,8 +1,8 @@
 // pool: the mean or the maximum of the weights that each cell of a picture covers.
-// outputs: {cells (B, Hq, rows, cols)}, numbers: {rows, cols, 1 for the maximum, side}; the window is what the picture
+// outputs: {cells (B, Hq, rows, cols)}, numbers: {rows, cols, 1 for the maximum, side}; the crop is what the picture
 // shows. With a side, cells are squares of so many queries and keys, of which those at the end cover what is left.
-// Where the window is a part of what the picture shows, its place there follows: {…, first query, queries, first key,
-// keys}. Where queries and keys have places of their own, the window is all of them, and these count from −(first query)
+// Where the crop is a part of what the picture shows, its place there follows: {…, first query, queries, first key,
+// keys}. Where queries and keys have places of their own, the crop is all of them, and these count from −(first query)
 // and −(first key); the others are not in the picture.
 #pragma once
 

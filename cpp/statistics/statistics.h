@@ -80,8 +80,8 @@ template <class C> Partition partition_columns(const Problem& p, const Statistic
         c.units = c.tiles_per_task = 1;
         c.heads_abreast = p.Hq;
     }
-    set_queries<C>(p, c, s.window.query_begin, s.window.query_end);
-    c.key_begin = s.window.key_begin, c.key_end = s.window.key_end;
+    set_queries<C>(p, c, s.crop.query_begin, s.crop.query_end);
+    c.key_begin = s.crop.key_begin, c.key_end = s.crop.key_end;
     constexpr int64_t enough = 32;  // every chunk loads all queries, and has parts of its own
     split_keys(c, p.B * c.units, enough, 1024);
     return c;
@@ -132,7 +132,7 @@ template <class C> void statistics(Problem p, const Statistics& s, int threads) 
         (make_row_statistic<C>(p, partition<C>(p), r, unused) ? rows : columns).push_back(r);
     }
     const bool full =
-        s.window.query_begin == 0 && s.window.query_end == p.N && s.window.key_begin == 0 && s.window.key_end == p.M;
+        s.crop.query_begin == 0 && s.crop.query_end == p.N && s.crop.key_begin == 0 && s.crop.key_end == p.M;
     const Partition c = partition_columns<C>(p, s);
     if (!columns.empty() && s.known && full && !rows.empty()) {
         // Entropies and distances are sums over weights as well: with known normalisers they come along with the

@@ -118,4 +118,4 @@ def backend_for(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Backend:
     if unknown := options.keys() - set(AttentionSpec._fields):
         reject_options("backend_for()", unknown, AttentionSpec._fields)
     p = Problem(q, k, AttentionSpec(**options))
-    return backends.choose_for_attention(p, p.check_values(v))
+    return backends.explain_for_attention(p, p.check_values(v))

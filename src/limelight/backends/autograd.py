@@ -17,7 +17,7 @@ from limelight.backends import blocks, native
 from limelight.backends.gradients import Normalisers, Wanted
 from limelight.backends.shared import SharedBackward
 from limelight.core.problem import LoweredSpec, Problem, Sizes, compute_dtype, problem_from_lowered
-from limelight.core.tracing import has_subclass, is_traced
+from limelight.core.torch_modes import has_subclass, is_traced
 
 _SPEC = (
     "Tensor? spans, Tensor? mask, Tensor? slopes, Tensor? offsets, Tensor? bias, Tensor? sink, Tensor temperature, "

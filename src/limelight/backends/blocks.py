@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from limelight.backends.statistic import Statistic, WeightsBlock
 from limelight.core.dropout import factors
 from limelight.core.problem import LoweredSpec, Problem
-from limelight.core.tracing import is_traced
+from limelight.core.torch_modes import is_traced
 
 _MAX_SCORES = 2**22  # scores in memory at a time
 _MAX_WEIGHTS = 2**20  # weights that a statistic gets at a time; it makes several copies of them

@@ -33,7 +33,7 @@ from limelight.backends.statistic import Statistic
 from limelight.core.checks import SlowPathWarning
 from limelight.core.dropout import new_seed
 from limelight.core.problem import AttentionSpec, Problem
-from limelight.core.tracing import has_subclass, in_forward_mode, is_traced
+from limelight.core.torch_modes import has_subclass, in_forward_mode, is_traced
 
 _grad_enabled = torch.is_grad_enabled
 
@@ -69,11 +69,14 @@ def choose_for_attention(p: Problem, v: Tensor) -> Backend:
     """Choose what computes the output of a problem without dropout."""
     chosen = choose(p)
     reason = sdpa.reason(p, v) if chosen is _NATIVE else None
-    if reason is not None:
-        return Backend("sdpa", reason)
-    if chosen is _NATIVE and p.mask is not None and p.mask.reorders:
-        return Backend("native", f"{_NATIVE.reason}, {passes.describe(p)}")
-    return chosen
+    return chosen if reason is None else Backend("sdpa", reason)
+
+
+def explain_for_attention(p: Problem, v: Tensor) -> Backend:
+    """Choose what computes the output of a problem without dropout; the reason says how the kernels do it."""
+    chosen = choose_for_attention(p, v)
+    in_passes = chosen is _NATIVE and p.mask is not None and p.mask.reorders
+    return Backend("native", f"{_NATIVE.reason}, {passes.describe(p)}") if in_passes else chosen
 
 
 @cache
@@ -84,10 +87,11 @@ def _warn_of_missing_kernels() -> None:
 
 def attention(p: Problem, v: Tensor, dropout: float = 0.0, backend: str | None = None) -> Tensor:
     """Compute the output ``(B, H, N, Dv)``."""
-    if backend is None and not dropout and choose(p) is _NATIVE:
-        if sdpa.reason(p, v):
+    if backend is None and not dropout:
+        chosen = choose_for_attention(p, v)
+        if chosen.name == "sdpa":
             return sdpa.attention(p, v)
-        if p.mask is None or not p.mask.reorders:
+        if chosen is _NATIVE and (p.mask is None or not p.mask.reorders):
             return autograd.attention_output(p, v) if _is_recorded(p, v) else native.attention(p, v)
     return _attention_and_lse(p, v, dropout, backend)[0]
 

@@ -19,7 +19,7 @@ from limelight.core.masks import Spans
 from limelight.core.masks.passes import Pass, plan
 from limelight.core.pass_biases import carry
 from limelight.core.problem import LoweredSpec, Problem
-from limelight.core.tracing import has_subclass, is_traced
+from limelight.core.torch_modes import has_subclass, is_traced
 
 Attend = Callable[[Problem, Tensor], tuple[Tensor, Tensor]]
 _LARGE = 40.0  # log(1 + exp(x)) is x from here on, in float64 as well

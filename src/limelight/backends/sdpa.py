@@ -10,7 +10,7 @@ from torch import Tensor
 
 from limelight.core.masks import Causal
 from limelight.core.problem import Problem
-from limelight.core.tracing import is_traced
+from limelight.core.torch_modes import is_traced
 
 _NEVER = (torch.float32, torch.float64)  # types that no matrix unit computes
 _FEWEST_ROWS = 16  # fewer do not fill a matrix unit: reading K and V is the cost, as in decoding

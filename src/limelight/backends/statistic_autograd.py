@@ -15,7 +15,7 @@ from limelight.backends.gradients import Normalisers, Term, Wanted
 from limelight.backends.shared import SharedBackward
 from limelight.backends.statistic import Statistic
 from limelight.core.problem import LoweredSpec, Problem, Sizes, problem_from_lowered
-from limelight.core.tracing import has_subclass, is_traced
+from limelight.core.torch_modes import has_subclass, is_traced
 
 
 def statistics(

@@ -22,7 +22,7 @@ from limelight.core.checks import (
     reject_options,
 )
 from limelight.core.masks import Dense, LoweredMask, Mask, Spans, lower_mask
-from limelight.core.tracing import is_traced
+from limelight.core.torch_modes import is_traced
 
 _autocast_enabled = torch._C._is_any_autocast_enabled
 _new_tuple = tuple.__new__  # twice as fast as a NamedTuple's own constructor, which is a Python function

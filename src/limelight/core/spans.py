@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from limelight.core.tracing import is_traced
+from limelight.core.torch_modes import is_traced
 
 _MOST_RUNS = 64
 

@@ -71,7 +71,7 @@ class _HeadEdits(NamedTuple):
     pattern: Pattern | None = None
 
 
-class Plan:
+class LayerEdits:
     """The edits of one layer with a known number of heads."""
 
     def __init__(self, layer: Layer, edits: Sequence[Edit], count: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from limelight.lens.editing import CallInputs, Plan
+from limelight.lens.editing import CallInputs, LayerEdits
 from limelight.lens.edits import Edit, Mean, Off, Only
 from limelight.lens.importance_table import Importance, rank_correlation
 from limelight.lens.layers import Layer
@@ -117,7 +117,7 @@ class _Editor(Recorder):
 class _Copies:
     """Applies a different edit to each copy of the batch; for edits that change the output alone."""
 
-    def __init__(self, plans: list[Plan], batch: int) -> None:
+    def __init__(self, plans: list[LayerEdits], batch: int) -> None:
         self.plans, self.batch = plans, batch
 
     def run(self, call: CallInputs) -> tuple[Weights, Tensor]:
@@ -132,7 +132,7 @@ class _Copies:
 class _Tangent:
     """Keeps the output of each call, and the change that the edits of all its heads would make to it."""
 
-    def __init__(self, plan_of: Callable[[int], Plan]) -> None:
+    def __init__(self, plan_of: Callable[[int], LayerEdits]) -> None:
         self.plan_of = plan_of
         self.outs: list[Tensor] = []
         self.changes: list[Tensor] = []
@@ -153,7 +153,7 @@ class _Tangent:
         return out
 
 
-def _edits_output_alone(plan: Plan) -> bool:
+def _edits_output_alone(plan: LayerEdits) -> bool:
     return all(type(x) in (Off, Only, Mean) for x in plan.edits)
 
 
@@ -235,7 +235,7 @@ class _Study:
             return [self._effects(target) for target in progress(self.targets)]
 
     def _effects(self, target: _Target) -> list[float]:
-        plans = [Plan(target.layer, x.parts(), target.heads) for x in self._edits(target)]
+        plans = [LayerEdits(target.layer, x.parts(), target.heads) for x in self._edits(target)]
         room = max(1, _TOKENS // max(1, self.batch * self.tokens))
         size = room if all(map(_edits_output_alone, plans)) and not self.dense else 1
         effects: list[float] = []
@@ -254,7 +254,7 @@ class _Study:
                 raise TypeError(f"importance: edit makes {x!r}, which is not an edit of limelight.lens")
         return made
 
-    def _run_edited(self, target: _Target, plans: list[Plan]) -> list[float]:
+    def _run_edited(self, target: _Target, plans: list[LayerEdits]) -> list[float]:
         copies = len(plans)
         start = max(target.block, 0)
         self.recorder.calls = 0
@@ -277,7 +277,7 @@ class _Study:
             )
         every = self.all_targets
         edits = [[part for head in range(target.heads) for part in self.edit(head).parts()] for target in every]
-        tangent = _Tangent(lambda n: Plan(every[n].layer, edits[n], every[n].heads))
+        tangent = _Tangent(lambda n: LayerEdits(every[n].layer, edits[n], every[n].heads))
         self.recorder.plans, self.recorder.calls = {-1: tangent}, 0
         try:
             value = self._metric_of(self.restart.run(lambda: self._forward(1)))

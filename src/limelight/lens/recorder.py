@@ -15,7 +15,7 @@ from limelight.backends import Int8Rows
 from limelight.core.biases import Bias
 from limelight.core.masks import Mask
 from limelight.core.problem import AttentionSpec
-from limelight.lens.editing import CallInputs, Editor, Plan
+from limelight.lens.editing import CallInputs, Editor, LayerEdits
 from limelight.lens.hf import arguments as hf_arguments
 from limelight.lens.layers import Layer, Passes
 from limelight.lens.patches import Grids, PictureGrids
@@ -66,7 +66,7 @@ class Recorder:
         self.kept_bytes = 0
         self.ran: set[nn.Module] = set()
         self._passes = Passes(model)
-        self._plans: dict[tuple[nn.Module, str, int], Plan | None] = {}
+        self._plans: dict[tuple[nn.Module, str, int], LayerEdits | None] = {}
         self._rows: dict[str, int] = {}  # the number of the first query's token in each stack's latest self-attention
         self._names = self._passes.names
         self._cross_attending: set[nn.Module] = set()  # modules whose current call has a context
@@ -127,14 +127,14 @@ class Recorder:
             self.record.number_passes(*self._passes.found_shared.popitem())
         return layer, self._rows.get(stack, 0) if kind == "cross" else M - N
 
-    def _plan(self, module: nn.Module, layer: Layer, heads: int) -> Plan | None:
+    def _plan(self, module: nn.Module, layer: Layer, heads: int) -> LayerEdits | None:
         """Return the edits of a layer, or None."""
         if not self.editors:
             return None
         key = module, layer.name, heads
         if key not in self._plans:
             edits = [edit for editor in self.editors for edit in editor.of(module, layer)]
-            self._plans[key] = Plan(layer, edits, heads) if edits else None
+            self._plans[key] = LayerEdits(layer, edits, heads) if edits else None
         return self._plans[key]
 
     def edit_dense(self, module: nn.Module, found: Weights) -> Weights | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from limelight.backends import Statistic
 from limelight.core.masks import Mask
-from limelight.core.tracing import has_subclass, is_traced
+from limelight.core.torch_modes import has_subclass, is_traced
 from limelight.matrix.attribution import Attribution
 from limelight.matrix.by_value import value_norms
 from limelight.matrix.grid import Grid

@@ -24,7 +24,7 @@ from limelight.core.biases import DenseBias
 from limelight.core.masks import Mask
 from limelight.core.parts import key_heads, part_of, take
 from limelight.core.problem import AttentionSpec, LoweredSpec, Problem, problem_from_lowered
-from limelight.core.tracing import is_traced
+from limelight.core.torch_modes import is_traced
 from limelight.matrix.base import Weights
 
 _GATHERED = 2**22  # elements of q and k that are gathered at a time for pairs of a query and a key

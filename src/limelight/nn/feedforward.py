@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from limelight.core.checks import check_count, check_number
-from limelight.core.tracing import is_eager
+from limelight.core.torch_modes import is_eager
 from limelight.nn.arguments import check_activation, explain_arguments
 from limelight.nn.linear import Linear, project
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from limelight.backends import rotate
 from limelight.core import biases
 from limelight.core.biases import Bias, DenseBias, Relative
-from limelight.core.tracing import is_eager
+from limelight.core.torch_modes import is_eager
 from limelight.nn.rotary_scaling import Plain, check_above_zero
 
 

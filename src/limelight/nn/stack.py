@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from limelight.core.masks import Causal, Dense, Mask, Padding, Spans
-from limelight.core.tracing import is_traced
+from limelight.core.torch_modes import is_traced
 from limelight.nn.arguments import (
     BLOCK,
     check_blocks,

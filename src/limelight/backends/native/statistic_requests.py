@@ -61,7 +61,7 @@ def statistics_outputs(
     corners = (0, sizes.N, 0, sizes.M)
     if crop is not None:
         corners = (crop.query_begin, crop.query_end, crop.key_begin, crop.key_end)
-    kernels.statistics(problem, requests, known=known is not None, window=corners, threads=torch.get_num_threads())
+    kernels.statistics(problem, requests, known=known is not None, crop=corners, threads=torch.get_num_threads())
     return outputs, normalisers
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from limelight.backends.native.extension import TYPES, built, kernels
 from limelight.backends.native.memory import empty_output, is_plain
-from limelight.core.tracing import is_eager
+from limelight.core.torch_modes import is_eager
 
 _threads = torch.get_num_threads
 _grad_enabled = torch.is_grad_enabled

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from limelight.core.broadcasting import common_batch_and_heads, tensor_batch_and_heads
 from limelight.core.masks.drawing import draw, draw_html
 from limelight.core.spans import complement, count_runs, intersection, runs_of_true, union
-from limelight.core.tracing import is_traced
+from limelight.core.torch_modes import is_traced
 
 
 class Lowered(NamedTuple):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limelight.core.tracing import is_traced
+from limelight.core.torch_modes import is_traced
 
 
 def check_whole(mask: str, name: str, value: object) -> int:

@@ -12,7 +12,7 @@ from limelight.core.broadcasting import entries_at, fit_dense, tensor_batch_and_
 from limelight.core.masks.base import Lowered, Mask
 from limelight.core.masks.counts import as_column, as_counts, by_batch, show_counts
 from limelight.core.spans import document_spans, single_spans
-from limelight.core.tracing import is_traced
+from limelight.core.torch_modes import is_traced
 
 _MOST_LENGTHS = 64  # reading more of them to look up a lowered mask costs as much as to lower it again
 

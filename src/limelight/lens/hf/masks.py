@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 from limelight.core.checks import SlowPathWarning
 from limelight.core.masks import Causal, Dense, Documents, First, Mask, Padding, Spans, Window
 from limelight.core.spans import count_runs, runs_of_true, single_spans
-from limelight.core.tracing import is_traced
+from limelight.core.torch_modes import is_traced
 from limelight.lens.hf.interfaces import masking_utils, prepare_padding_mask, sdpa_mask
 from limelight.nn.stack import lowered
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from limelight.core.biases import Bias, DenseBias, Relative
 from limelight.core.masks import Causal, Dense, Mask, Padding
-from limelight.core.tracing import is_traced
+from limelight.core.torch_modes import is_traced
 from limelight.functional import attention
 from limelight.lens.hf.interfaces import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from limelight.lens.hf.masks import SpanMask, as_spans, span_mask, warn_once

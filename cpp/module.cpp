@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <cmath>
 #include <optional>
 #include <stdexcept>
 #include <tuple>
@@ -68,6 +69,27 @@ std::optional<Problem> plain_problem(const Tensor& q, const Tensor& k, const Ten
     if (out.width() != v.width() || out.type() != v.type()) return std::nullopt;
     Problem p = of_tensors(q, k, v, out, scaling, mask);
     p.normalisers = normalisers.data();
+    return p;
+}
+
+// A problem without other options whose keys and values are bytes, with a scale for each row; nothing where a tensor cannot
+// be used where it lies or does not fit the others.
+std::optional<Problem> plain_int8_problem(const Tensor& q, const Tensor& k, const Tensor& k_scale, const Tensor& v,
+                                          const Tensor& v_scale, const Tensor& out, std::optional<double> scale) {
+    for (const Tensor* x : {&q, &k, &k_scale, &v, &v_scale, &out})
+        if (!x->data() || x->axes() != 4) return std::nullopt;
+    for (const Tensor* x : {&q, &k, &v, &out})
+        if (!x->has_contiguous_rows()) return std::nullopt;
+    const int64_t B = q.size(0), H = k.size(1), M = k.size(2);
+    if (H == 0 || (scale && !std::isfinite(*scale))) return std::nullopt;
+    for (const Tensor* x : {&k, &k_scale, &v, &v_scale})
+        if (x->size(0) != B || x->size(1) != H || x->size(2) != M) return std::nullopt;
+    for (const Tensor* x : {&k_scale, &v_scale})
+        if (x->type() != Type::f32 || x->size(3) != 1 || x->stride(2) != 1) return std::nullopt;
+    const bool types = k.type() == Type::i8 && v.type() == Type::i8 && q.type() != Type::i8 && out.type() == q.type();
+    if (!types || q.size(3) != k.size(3) || q.size(1) % H || out.size(3) != v.size(3)) return std::nullopt;
+    Problem p = of_tensors(q, k, v, out, {scale ? *scale : 1 / std::sqrt(double(q.size(3))), 0, 1}, std::nullopt);
+    set_scale(p.k, k_scale), set_scale(p.v, v_scale);
     return p;
 }
 
@@ -186,6 +208,18 @@ void bind_calls(nb::module_& m) {
         },
         "q"_a, "k"_a, "v"_a, "out"_a, "scaling"_a, "mask"_a.none(), "normalisers"_a.none(), "threads"_a,
         "`forward` of a `plain_problem`, in one call; False where there is none, and nothing is done.");
+    m.def(
+        "attention_int8",
+        [](const Tensor& q, const Tensor& k, const Tensor& k_scale, const Tensor& v, const Tensor& v_scale,
+           const Tensor& out, std::optional<double> scale, int threads) {
+            const std::optional<Problem> p = plain_int8_problem(q, k, k_scale, v, v_scale, out, scale);
+            if (!p) return false;
+            nb::gil_scoped_release release;
+            kernels().forward(*p, threads);
+            return true;
+        },
+        "q"_a, "k"_a, "k_scale"_a, "v"_a, "v_scale"_a, "out"_a, "scale"_a.none(), "threads"_a,
+        "The same with keys and values of an 8-bit cache; False where a tensor does not fit, and nothing is done.");
     m.def(
         "forward",
         [](const Problem& p, int threads) {

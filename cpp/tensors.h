@@ -18,6 +18,7 @@ public:
 
     bool given() const { return x_.shape != nullptr; }
     char* data() const { return static_cast<char*>(x_.data); }  // null for None and for tensors without values
+    int axes() const { return x_.ndim; }
     int64_t size(int axis) const { return x_.shape[axis]; }
     int64_t stride(int axis) const { return x_.strides[axis]; }
     int64_t width() const { return x_.shape[x_.ndim - 1]; }  // of the last axis

@@ -174,6 +174,23 @@ def test_bytes_are_read_as_they_are(sizes: tuple[int, ...], dtype: torch.dtype) 
         torch.testing.assert_close(got.double(), want, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-5)
 
 
+def test_bytes_that_do_not_fit_are_refused() -> None:
+    """Also where the kernels are called without the checks of a general call."""
+    q, x = torch.randn(1, 6, 1, 7), torch.randn(1, 3, 11, 7)
+    k, v = ll.ByteCache()[0].extend(x, x)
+    want = ll.attention(q, k.dequantise(q.dtype), v.dequantise(q.dtype), scale=0.3)
+    torch.testing.assert_close(attention_int8(q, k, v, scale=0.3), want)
+    torch.testing.assert_close(attention_int8(q.mT.contiguous().mT, k, v, scale=0.3), want)
+    with pytest.raises(ValueError, match="width: 5 and 7"):
+        attention_int8(q[..., :5], k, v)
+    with pytest.raises(ValueError, match="q has 5 heads and k 3"):
+        attention_int8(q[:, :5], k, v)
+    with pytest.raises(ValueError, match="scale"):
+        attention_int8(q, k, v, scale=float("nan"))
+    with pytest.raises(TypeError, match="q is "):
+        attention_int8(q.long(), k, v)
+
+
 @torch.no_grad()
 def test_bytes_in_a_model() -> None:
     m, x = model(), tokens(2, 40)

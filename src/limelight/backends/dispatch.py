@@ -33,7 +33,7 @@ from limelight.backends.statistic import Statistic
 from limelight.core.checks import SlowPathWarning
 from limelight.core.dropout import new_seed
 from limelight.core.problem import AttentionSpec, Problem
-from limelight.core.torch_modes import has_subclass, in_forward_mode, is_traced
+from limelight.core.torch_modes import has_subclass, in_forward_mode, is_eager, is_traced
 
 _grad_enabled = torch.is_grad_enabled
 
@@ -115,6 +115,10 @@ def logsumexp(p: Problem) -> Tensor:
 
 def attention_int8(q: Tensor, k: Int8Rows, v: Int8Rows, spec: AttentionSpec) -> Tensor:
     """Compute attention to keys and values of an 8-bit cache, which the kernels read as they are."""
+    if native.built and q.__class__ is Tensor and q.is_cpu and _scales_only(spec) and is_eager():
+        out = native.plain_attention_int8(q, k, v, spec.scale)  # type: ignore[arg-type]
+        if out is not None:
+            return out
     # The checks run on keys of the same shape that take no memory.
     shaped = q.new_zeros(1).expand(k.values.shape)
     p = Problem(q, shaped, spec)
@@ -122,6 +126,14 @@ def attention_int8(q: Tensor, k: Int8Rows, v: Int8Rows, spec: AttentionSpec) -> 
         p = Problem(q, k.dequantise(q.dtype), spec)
         return attention(p, p.check_values(v.dequantise(q.dtype)))
     return native.forward_int8(p.q, k, v, p.lower(), p.sizes)
+
+
+def _scales_only(spec: AttentionSpec) -> bool:
+    """Return True if a specification has no option but the scale, and that is a number."""
+    mask, bias, scale, softcap, sink, temperature = spec
+    if not (mask is None and bias is None and softcap is None and sink is None):
+        return False
+    return (scale is None or scale.__class__ is float) and temperature.__class__ is float and temperature == 1.0
 
 
 def statistics(

@@ -3,13 +3,13 @@
 from limelight.backends.native.description import WHOLE, Place
 from limelight.backends.native.extension import built, kernels
 from limelight.backends.native.gradient import backward, plain_backward, row_sums
+from limelight.backends.native.int8 import forward_int8, plain_attention_int8
 from limelight.backends.native.memory import empty_output, read_once, readable, zeros_like
 from limelight.backends.native.outputs import (
     Cut,
     accumulate,
     attention,
     cut,
-    forward_int8,
     forward_with_normalisers,
     plain_attention,
 )
@@ -46,6 +46,7 @@ __all__ = [
     "move_to_large_pages",
     "peak_flops",
     "plain_attention",
+    "plain_attention_int8",
     "plain_backward",
     "read_bandwidth",
     "read_once",

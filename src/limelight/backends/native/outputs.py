@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from limelight.backends.gradients import Normalisers
-from limelight.backends.int8 import Int8Rows
 from limelight.backends.native.allowed_keys import allowed_keys
 from limelight.backends.native.description import WHOLE, Operands, Place
 from limelight.backends.native.extension import kernels
@@ -96,20 +95,6 @@ def accumulate(
     operands = Operands(lowered, q, sizes)
     problem = operands.problem(q, k, v, v[..., :0], place=place)
     kernels.accumulate(problem, kernels.RunningRows(o=o, m=m, l=total), _threads())
-
-
-def forward_int8(q: Tensor, k: Int8Rows, v: Int8Rows, lowered: LoweredSpec, sizes: Sizes) -> Tensor:
-    """Compute the output, in the type of ``q``, from bytes that are read where they lie."""
-    q = readable("q", q)
-    out = torch.empty((sizes.B, sizes.Hq, sizes.N, v.values.shape[3]), dtype=q.dtype)
-    for x in (k, v):
-        assert x.values.stride(3) == 1
-        assert x.scale.stride(2) == 1
-    operands = Operands(lowered, q, sizes)
-    problem = operands.problem(q, k.values, v.values, out)
-    problem.read_int8(k.scale, v.scale)
-    _forward(problem, _threads())
-    return out
 
 
 class Cut(NamedTuple):

@@ -23,13 +23,21 @@ def weights_of(p: dict[str, Any]) -> ll.Weights:
 
 
 def close(got: Tensor, want: Tensor, p: dict[str, Any], scale: float = 1.0) -> None:
-    """A weight is as inexact as its logit."""
+    """Compare what follows from a problem's weights; ``scale`` is how much more inexact it may be than a weight."""
+    near(got, want, scale * inexactness(p))
+
+
+def inexactness(p: dict[str, Any]) -> float:
+    """How far the weights of a problem may differ: a weight is as inexact as its logit."""
     options = {n: x for n, x in p.items() if n not in ("q", "k", "v")}
     logits = reference.steps(p["q"].detach().double(), p["k"].double(), **options).masked
-    got = got.detach()
     hottest = float(logits[logits.isfinite()].abs().max()) if logits.isfinite().any() else 0.0
     eps = 2.0**-52 if p["q"].dtype == torch.float64 else 2.0**-23
-    within = eps * (16 + 8 * hottest / min(1.0, p.get("temperature", 1.0))) * scale
+    return eps * (16 + 8 * hottest / min(1.0, p.get("temperature", 1.0)))
+
+
+def near(got: Tensor, want: Tensor, within: float) -> None:
+    """Compare shapes and values, which may differ by ``within`` of the largest, or of 1."""
     assert got.shape == want.shape
-    error = float((got.double() - want).abs().max()) if got.numel() else 0.0
+    error = float((got.detach().double() - want).abs().max()) if got.numel() else 0.0
     assert error <= within * max(1.0, float(want.abs().max()) if want.numel() else 0.0), f"{error:.1e} > {within:.1e}"

@@ -152,7 +152,8 @@ template <class C, class E, int R, int F>
 LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, const C* decay,
                                  int64_t rows_ahead) {
     constexpr int W = kWidth<C>, G = R < kTileRows<C> ? R : kTileRows<C>, K = W / G;  // a tile's rows and keys
-    constexpr int room = LIMELIGHT_REGISTERS / 2 / (R * F), U = room > 4 ? 4 : room ? room : 1;  // sums of each number
+    constexpr int room = LIMELIGHT_REGISTERS / 2 / (R * F), most = K < 4 ? K : 4,
+                  U = room > most ? most : room ? room : 1;  // sums of each number
     const Ahead ahead{rows_ahead, 0, F * W};
     Vec<C> acc[U][R][F] = {};
     const auto add = [&](Vec<C>(&sum)[R][F], int64_t j, const C* weights) __attribute__((always_inline)) {
@@ -173,8 +174,9 @@ LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64
     };
     int64_t j = 0;
     for (; j + K <= n; j += K, p += W)
-#pragma GCC unroll 16
-        for (int a = 0; a < K; ++a) add(acc[a % U], j + a, p + a);
+        for (int a = 0; a < K; a += U)
+#pragma GCC unroll 4
+            for (int u = 0; u < U; ++u) add(acc[u], j + a + u, p + a + u);
     for (; j < n; ++j, ++p) add(acc[0], j, p);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {

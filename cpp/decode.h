@@ -152,8 +152,8 @@ template <class C, class E, int R, int F>
 LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, const C* decay,
                                  int64_t rows_ahead) {
     constexpr int W = kWidth<C>, G = R < kTileRows<C> ? R : kTileRows<C>, K = W / G;  // a tile's rows and keys
-    constexpr int room = LIMELIGHT_REGISTERS / 2 / (R * F), most = K < 4 ? K : 4,
-                  U = room > most ? most : room ? room : 1;  // sums of each number
+    constexpr int room = LIMELIGHT_REGISTERS / 2 / (R * F), most = K < 4 ? K : 4;
+    constexpr int U = room > most ? most : room ? room : 1;  // sums of each number
     const Ahead ahead{rows_ahead, 0, F * W};
     Vec<C> acc[U][R][F] = {};
     const auto add = [&](Vec<C>(&sum)[R][F], int64_t j, const C* weights) __attribute__((always_inline)) {

@@ -4,7 +4,7 @@
 // own prefetching stops at every page and at every change between K and V.
 //
 // Scores and weights lie in tiles of one vector: some rows (four, two or one) of as many keys as there are lanes for, row by
-// row. The sums of a tile are folded together, and maxima and exponentials fill whole vectors however few the rows are.
+// row; three rows leave the place of a fourth empty. The sums of a tile are folded together, and maxima and exponentials fill whole vectors however few the rows are.
 #pragma once
 
 #include "half.h"
@@ -17,10 +17,6 @@ constexpr int64_t kDecodeStep = 128;
 // The rows that share a tile of scores at most.
 template <class C> constexpr int kTileRows = kWidth<C> > 4 ? 4 : 2;
 
-// Tiles that are computed at once, so that half of the registers hold sums.
-template <class C> constexpr int kTilesAtOnce =
-    LIMELIGHT_REGISTERS / 2 / kWidth<C> ? LIMELIGHT_REGISTERS / 2 / kWidth<C> : 1;
-
 // Rows of K or V where they lie.
 template <class E> struct Matrix {
     const E* data;
@@ -30,33 +26,52 @@ template <class E> struct Matrix {
     LIMELIGHT_INLINE Matrix from(int64_t j, int64_t feature = 0) const { return {row(j) + feature, stride}; }
 };
 
-// What is prefetched beside a row of K or V: `width` features from `first` on of the row so many rows ahead, about 8 KiB away.
-// It goes into the second cache: the first one can wait for a few lines only, and more requests than that stall it.
+// Prefetching: beside each row of K or V, the row so many rows ahead, of its features [begin, end). It goes into the second
+// cache: the first one can wait for a few lines only, and more requests than that stall it.
 struct Ahead {
-    int64_t rows = 0, first = 0, width = 0;  // nothing for 0 rows
+    int64_t rows = 0, begin = 0, end = 0;  // nothing for 0 rows
 
-    template <class E> LIMELIGHT_INLINE void prefetch(const Matrix<E>& x, int64_t j) const {
-        const E* row = x.row(j + rows) + first;
-        for (int64_t d = 0; d < width; d += 64 / int64_t(sizeof(E))) __builtin_prefetch(row + d, 0, 2);
+    bool covers(int64_t d) const { return rows && begin <= d && d < end; }
+
+    // Asks for n features from d on.
+    template <class E> LIMELIGHT_INLINE void prefetch(const E* row, int64_t stride, int64_t d, int n) const {
+        for (int64_t i = 0; i < n; i += 64 / int64_t(sizeof(E))) __builtin_prefetch(row + rows * stride + d + i, 0, 2);
     }
 };
 
+// About 8 KiB ahead, or nothing where all of it lies in a cache.
 template <class E> LIMELIGHT_INLINE int64_t rows_ahead(int64_t width, bool in_cache) {
     return in_cache ? 0 : 8192 / (width * int64_t(sizeof(E))) + 1;
 }
 
-// f(first row, number of rows as a constant) for all rows, in groups of `most`, then of half as many, and so on.
+// f(first row, number of rows as a constant) for all rows: `most` at a time, then as many as are left, up to three. With
+// sixteen registers, five and six rows are better divided evenly.
 template <int most, class F> LIMELIGHT_INLINE void by_rows(int rows, F&& f, int r = 0) {
-    for (; rows - r >= most; r += most) f(r, std::integral_constant<int, most>{});
-    if constexpr (most > 1) by_rows<most / 2>(rows, f, r);
+    const auto even = [&] { return LIMELIGHT_REGISTERS < 32 && most == 4 && (rows - r == 5 || rows - r == 6); };
+    for (; rows - r >= most && !even(); r += most) f(r, std::integral_constant<int, most>{});
+    if constexpr (most > 4) by_rows<most / 2>(rows, f, r);
+    else if constexpr (most > 1) by_rows<most - 1>(rows, f, r);
 }
+
+// Keys in a tile of R rows.
+template <class C, int R> constexpr int kTileKeys = kWidth<C> / (R == 3 ? 4 : R < kTileRows<C> ? R : kTileRows<C>);
+
+// Tiles that are computed at once, whose sums fill up to three quarters of the registers.
+template <class C, int R> constexpr int tiles_at_once() {
+    int tiles = 1;
+    while (2 * tiles * R * kTileKeys<C, R> <= LIMELIGHT_REGISTERS * 3 / 4) tiles *= 2;
+    return tiles;
+}
+
+// Where the tiles of rows from the `first` on begin; three rows have room for four.
+constexpr int64_t tiles_at(int first) { return (LIMELIGHT_REGISTERS < 32 ? (4 * first + 2) / 3 : first) * kDecodeStep; }
 
 // f(row, key, place) for the scores of `rows` rows and n keys.
 template <class C, class F> LIMELIGHT_INLINE void for_each_score(int rows, int64_t n, F&& f) {
     by_rows<kTileRows<C>>(rows, [&](int first, auto R) {
-        constexpr int K = kWidth<C> / R;
+        constexpr int K = kTileKeys<C, R>;
         for (int64_t j = 0; j < n; ++j)
-            for (int r = 0; r < R; ++r) f(first + r, j, first * kDecodeStep + j / K * kWidth<C> + r * K + j % K);
+            for (int r = 0; r < R; ++r) f(first + r, j, tiles_at(first) + j / K * kWidth<C> + r * K + j % K);
     });
 }
 
@@ -86,16 +101,19 @@ LIMELIGHT_INLINE void dot(const C* q, const E* k, int64_t D, C* s, int64_t apart
         for (int r = 0; r < R; ++r) s[r * apart] += C(widen(k[d])) * q[r * D + d];
 }
 
-// Computes T tiles of R rows and W / R keys each.
-template <class C, class E, int R, int T> LIMELIGHT_INLINE void score_tiles(const C* q, Matrix<E> k, int64_t D, C* s) {
-    constexpr int W = kWidth<C>, K = W / R;
+// Computes T tiles of R rows each.
+template <class C, class E, int R, int T>
+LIMELIGHT_INLINE void score_tiles(const C* q, Matrix<E> k, int64_t D, C* s, Ahead ahead) {
+    constexpr int W = kWidth<C>, K = kTileKeys<C, R>;
     Vec<C> acc[T][W] = {};
     const auto add = [&](int t, int a, Vec<C> x, int64_t d) __attribute__((always_inline)) {
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) acc[t][r * K + a] += x * load(q + r * D + d);
     };
     int64_t d = 0;
-    for (; d + 2 * W <= D; d += 2 * W)
+    for (; d + 2 * W <= D; d += 2 * W) {
+        if (ahead.covers(d))
+            for (int a = 0; a < T * K; ++a) ahead.prefetch(k.row(a), k.stride, d, 2 * W);
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t)
 #pragma GCC unroll 16
@@ -103,6 +121,7 @@ template <class C, class E, int R, int T> LIMELIGHT_INLINE void score_tiles(cons
                 const VecPair<C> x = load_two<C>(k.row(t * K + a) + d);
                 add(t, a, x.first, d), add(t, a, x.second, d + W);
             }
+    }
     if (d + W <= D) {
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t)
@@ -121,14 +140,11 @@ template <class C, class E, int R, int T> LIMELIGHT_INLINE void score_tiles(cons
 // The scores of R rows and n keys.
 template <class C, class E, int R>
 LIMELIGHT_INLINE void row_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, C* s, Ahead ahead) {
-    constexpr int W = kWidth<C>, K = W / R, T = kTilesAtOnce<C>;
+    constexpr int W = kWidth<C>, K = kTileKeys<C, R>, T = tiles_at_once<C, R>();
     int64_t j = 0;
-    for (; j + T * K <= n; j += T * K, s += T * W) {
-        for (int a = 0; ahead.rows && a < T * K; ++a) ahead.prefetch(k, j + a);
-        score_tiles<C, E, R, T>(q, k.from(j), D, s);
-    }
+    for (; j + T * K <= n; j += T * K, s += T * W) score_tiles<C, E, R, T>(q, k.from(j), D, s, ahead);
     if constexpr (T > 1)
-        for (; j + K <= n; j += K, s += W) score_tiles<C, E, R, 1>(q, k.from(j), D, s);
+        for (; j + K <= n; j += K, s += W) score_tiles<C, E, R, 1>(q, k.from(j), D, s, ahead);
     for (; j < n; ++j, ++s) dot<C, E, R>(q, k.row(j), D, s, K);
 }
 
@@ -136,12 +152,12 @@ LIMELIGHT_INLINE void row_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, 
 // nearest cache for all of them, and each prefetches its share.
 template <class C, class E>
 void decode_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, int rows, C* s, bool in_cache) {
-    const bool one_group = rows <= kTileRows<C> && (rows & (rows - 1)) == 0;
-    const int64_t chunk = one_group ? n : kWidth<C> * kTilesAtOnce<C>;
+    const int64_t chunk = rows <= kTileRows<C> ? n : 16;
     for (int64_t j = 0; j < n; j += chunk)
         by_rows<kTileRows<C>>(rows, [&](int r, auto R) {
-            const Ahead ahead{rows_ahead<E>(D, in_cache), D * r / rows, D * R / rows};
-            row_scores<C, E, R>(q + r * D, k.from(j), D, n - j < chunk ? n - j : chunk, s + r * kDecodeStep + j * R,
+            constexpr int padded = kWidth<C> / kTileKeys<C, R>;  // rows with those that are empty
+            const Ahead ahead{rows_ahead<E>(D, in_cache), D * r / rows, D * (r + R) / rows};
+            row_scores<C, E, R>(q + r * D, k.from(j), D, n - j < chunk ? n - j : chunk, s + tiles_at(r) + j * padded,
                                 ahead);
         });
 }
@@ -151,17 +167,17 @@ void decode_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, int rows, C* s
 template <class C, class E, int R, int F>
 LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, const C* decay,
                                  int64_t rows_ahead) {
-    constexpr int W = kWidth<C>, G = R < kTileRows<C> ? R : kTileRows<C>, K = W / G;  // a tile's rows and keys
+    constexpr int W = kWidth<C>, K = kTileKeys<C, R>, G = W / K;  // a tile's keys, and rows
     constexpr int room = LIMELIGHT_REGISTERS / 2 / (R * F), most = K < 4 ? K : 4;
     constexpr int U = room > most ? most : room ? room : 1;  // sums of each number
-    const Ahead ahead{rows_ahead, 0, F * W};
+    const Ahead ahead{rows_ahead};
     Vec<C> acc[U][R][F] = {};
     const auto add = [&](Vec<C>(&sum)[R][F], int64_t j, const C* weights) __attribute__((always_inline)) {
         const auto add_vector = [&](int f, Vec<C> x) __attribute__((always_inline)) {
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) sum[r][f] += weights[r / G * G * kDecodeStep + r % G * K] * x;
         };
-        if (rows_ahead) ahead.prefetch(v, j);
+        if (rows_ahead) ahead.prefetch(v.row(j), v.stride, 0, F * W);
         if constexpr (F == 1) {
             add_vector(0, load_as<C>(v.row(j)));
         } else {
@@ -217,10 +233,10 @@ template <class C, class E>
 void decode_values(const C* p, Matrix<E> v, int64_t Dv, int64_t n, int rows, C* o, const C* decay, bool in_cache) {
     constexpr int most = LIMELIGHT_REGISTERS >= 32 && kWidth<C> > 8 ? 8 : kTileRows<C>;
     by_rows<most>(rows, [&](int r, auto R) {
-        constexpr int room = LIMELIGHT_REGISTERS / 2 / R, F = room > 8 ? 8 : room;
+        constexpr int room = LIMELIGHT_REGISTERS * 3 / 4 / R, F = room >= 8 ? 8 : room >= 4 ? 4 : 2;
         // The keys are passed through once for so many features, and as much earlier memory is prefetched.
         const int64_t passes = (Dv + F * kWidth<C> - 1) / (F * kWidth<C>);
-        add_all_values<C, E, R, F>(p + r * kDecodeStep, v, n, o + r * Dv, Dv, decay + r,
+        add_all_values<C, E, R, F>(p + tiles_at(r), v, n, o + r * Dv, Dv, decay + r,
                                    r ? 0 : passes * rows_ahead<E>(Dv, in_cache));
     });
 }

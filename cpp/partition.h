@@ -19,6 +19,7 @@ struct Partition {
     int64_t query_begin;          // the first query of a head
     int64_t queries;              // of a head
     int64_t rows;                 // in a unit
+    bool decode;                  // so few that features lie in the lanes (decode.h)
     int64_t vectors;              // in a unit
     int64_t tiles;                // in a unit
     std::vector<int64_t> starts;  // the first rows of the tiles and their end, or empty: tiles of three vectors
@@ -44,13 +45,27 @@ constexpr int64_t kThreadsServed = 128;
 // Tiles that share one copy of a block of K and V.
 constexpr int64_t kTilesPerTask = 8;
 
-// So few rows are computed with features in the lanes (decode.h).
-template <class C> bool is_decode(const Partition& c) { return c.rows < kWidth<C>; }
+// The bytes of K and V.
+inline int64_t bytes_of_cache(const Problem& p) {
+    return p.B * p.Hkv * p.M * int64_t(p.D * size_of(p.k.type) + p.Dv * size_of(p.v.type));
+}
+
+// True if they lie in a cache that is near enough to need no prefetching.
+inline bool in_cache(const Problem& p) { return bytes_of_cache(p) <= 1 << 20; }
+
+// True if so many rows are computed with features in the lanes (decode.h), which prefetches and converts as it reads. For
+// as many rows as lanes that is better where numbers have to be converted or come from memory.
+template <class C> bool is_decode(const Problem& p, int64_t rows) {
+    if (rows != kWidth<C>) return rows < kWidth<C>;
+    const bool converted = p.k.type != kType<C> || p.v.type != kType<C>;
+    return bytes_of_cache(p) > (converted ? 1 << 20 : 8 << 20);
+}
 
 template <class C> void set_queries(const Problem& p, Partition& c, int64_t begin, int64_t end) {
     c.query_begin = begin;
     c.queries = end - begin;
     c.rows = c.grouped ? c.group_size * c.queries : c.queries;
+    c.decode = is_decode<C>(p, c.rows);
     c.vectors = ceil_div(c.rows, kWidth<C>);
     c.starts = c.grouped ? std::vector<int64_t>{} : tile_starts<C>(p, begin, end);
     c.tiles = c.starts.empty() ? ceil_div(c.vectors, 3) : int64_t(c.starts.size()) - 1;
@@ -79,8 +94,7 @@ template <class C> Partition partition(const Problem& p) {
     c.heads_abreast = 1;
     c.key_begin = 0, c.key_end = p.M;
     set_queries<C>(p, c, 0, p.N);
-    const bool decode = is_decode<C>(c);
-    c.tiles_per_task = !decode && (copied<C>(p.k, decode) || copied<C>(p.v, decode)) ? kTilesPerTask : 1;
+    c.tiles_per_task = !c.decode && (copied<C>(p.k, false) || copied<C>(p.v, false)) ? kTilesPerTask : 1;
     // With few tasks, smaller ones keep all threads busy to the end.
     if (p.B * c.units * ceil_div(c.tiles, c.tiles_per_task) < 128) c.tiles_per_task = ceil_div(c.tiles_per_task, 2);
     split_keys(c, p.B * c.units * ceil_div(c.tiles, c.tiles_per_task), kThreadsServed, 512);

@@ -124,8 +124,8 @@ template <class C> void scale_keys(const Block<C>& b, const float* scale) {
     for (int64_t j = 0; j < b.n; ++j) factors[j] = C(scale[j]);
     for (int64_t j = b.n; j < b.n + W; ++j) factors[j] = 0;
     by_rows<kTileRows<C>>(b.row_count, [&](int r, auto R) {
-        constexpr int K = W / R;
-        C* s = in_tiles(b) + r * kDecodeStep;
+        constexpr int K = kTileKeys<C, R>;
+        C* s = in_tiles(b) + tiles_at(r);
         for (int64_t j = 0; j < b.n; j += K, s += W) {
             const Vec<C> x = load(factors + j);
             store(s, load(s) * shuffle<C>(x, x, [](auto i) { return i % K; }));
@@ -144,12 +144,12 @@ template <class C> void scores_in_tiles(const QueryTile<C>& x, const Operand& k,
 // s = 2^(s − m) for the tiles of R rows and n keys, where m grows to the rows' maxima and l to their sums;
 // decay = 2^(m before − m).
 template <class C, int R> LIMELIGHT_INLINE void tile_exponentials(C* s, int64_t n, C* m, C* l, C* decay) {
-    constexpr int W = kWidth<C>, K = W / R;
+    constexpr int W = kWidth<C>, K = kTileKeys<C, R>;
     const int64_t end = ceil_div(n, K) * W;
     for (int64_t j = n; j % K; ++j)
         for (int r = 0; r < R; ++r) s[j / K * W + r * K + j % K] = -kInf<C>;
     Vec<C> before;
-    for (int i = 0; i < W; ++i) before[i] = m[i / K];
+    for (int i = 0; i < W; ++i) before[i] = m[i / K < R ? i / K : R - 1];
     Vec<C> tops[4] = {before, before, before, before};
     int64_t i = 0;
     for (; i + 4 * W <= end; i += 4 * W)
@@ -226,7 +226,7 @@ void attend_decode(const QueryTile<C>& x, const Operand& k, const Operand& v, co
         lanes_to_tiles(b);
     }
     by_rows<kTileRows<C>>(x.row_count, [&](int r, auto R) {
-        tile_exponentials<C, R>(s + r * kDecodeStep, b.n, x.m + r, x.l + r, decay + r);
+        tile_exponentials<C, R>(s + tiles_at(r), b.n, x.m + r, x.l + r, decay + r);
     });
     if (p.dropout) tiles_to_lanes(b), drop_weights(b), lanes_to_tiles(b);
     if (v.scale) scale_keys(b, v.scale);

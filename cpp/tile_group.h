@@ -6,11 +6,6 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-// True if K and V lie in a cache that is near enough to need no prefetching.
-inline bool in_cache(const Problem& p) {
-    return p.B * p.Hkv * p.M * int64_t(p.D * size_of(p.k.type) + p.Dv * size_of(p.v.type)) <= 1 << 20;
-}
-
 template <class C> struct TileGroup {
     int64_t first_row, row_count;  // the first of the unit's rows; the rows of all tiles
     int64_t count;                 // of tiles
@@ -69,7 +64,7 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         QueryTile<C>& x = y.tiles[i];
         x.row_count = int(b - a);
         x.vectors = int(ceil_div(b - a, W));
-        x.decode = is_decode<C>(c);
+        x.decode = c.decode;
         x.in_cache = in_cache(p);
         fill_rows(p, c, t.batch, t.unit + side, a, x.row_count, row);
         x.kv = row[0].head / c.group_size;

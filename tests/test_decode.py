@@ -20,6 +20,7 @@ SHAPES = [
     (5, 16, 71, 67),
     (7, 127, 32, 128),
     (8, 193, 67, 40),
+    (6, 137, 40, 65),
     (13, 277, 50, 33),
     (15, 31, 16, 256),
 ]
@@ -41,6 +42,13 @@ def test_decoding_agrees_with_the_dense_reference(isa: str, dtype: torch.dtype) 
             want = reference.attention(q.double(), k.double(), v.double(), **options)
             relative = logit_rounding({"q": q, "k": k, **options}) + rounding(1, 1.0, dtype)
             assert_within(ll.attention(q, k, v, **options), want, relative * largest(v), f"{isa} {rows} {M} {D} {Dv}")
+
+
+@pytest.mark.parametrize("rows", [8, 16])
+def test_as_many_rows_as_lanes_with_a_cache_in_memory(isa: str, rows: int) -> None:
+    q, k, v = (x[:1, : 2 * rows] for x in inputs(rows, 8209, 64, 67, torch.float32))
+    want = reference.attention(q.double(), k.double(), v.double())
+    assert_within(ll.attention(q, k, v), want, logit_rounding({"q": q, "k": k}) * largest(v), isa)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 8, 11])

@@ -210,7 +210,7 @@ struct Attention {
         Tensor found(compute, entropy.size()), sums(compute, received.size());
         p.v = p.k, p.Dv = 0, p.out = p.q;
         Statistics wanted;
-        wanted.window = {0, s.N, 0, s.M};
+        wanted.crop = {0, s.N, 0, s.M};
         wanted.requests.resize(2);
         wanted.requests[0].name = "entropy", wanted.requests[0].outputs = {found.memory.data()};
         wanted.requests[1].name = "received", wanted.requests[1].outputs = {sums.memory.data()};

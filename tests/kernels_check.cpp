@@ -268,6 +268,7 @@ int main() {
         {"long", {1, 1, 1, 131, 523, 32, 40, true}},
         {"decode", {2, 6, 2, 1, 1031, 64, 64, false}},
         {"decode, odd width", {1, 5, 5, 1, 211, 37, 29, false}},
+        {"decode, two rows", {1, 4, 2, 1, 139, 40, 65, false}},
     };
     for (const Type type : {Type::f32, Type::f64, Type::bf16, Type::f16}) {
         for (const auto& [name, shape] : shapes)

@@ -198,6 +198,15 @@ def test_a_strided_tensor_of_another_type_as_bias(dtype: torch.dtype) -> None:
     assert_sums_close(ll.weights(q, k, **options).entropy(), torch.special.entr(A).sum(-1), M)
 
 
+def test_slopes_of_a_narrower_type_lose_nothing() -> None:
+    """Slopes in float32 and logits in float64: in a pass with every seventh key, slopes are seven times as steep."""
+    q, k, v = (torch.randn(1, 2, 29, 3, dtype=torch.float64, generator=generator(n)) for n in range(3))
+    options: dict[str, Any] = {"mask": ll.Strided(7), "bias": ll.ALiBi(torch.tensor([0.241, 0.7]))}
+    for x in (slice(None), slice(-1, None)):
+        got, want = ll.attention(q[:, :, x], k, v, **options), reference.attention(q[:, :, x], k, v, **options)
+        torch.testing.assert_close(got, want, atol=1e-14, rtol=0)
+
+
 @pytest.mark.parametrize("mask", MASKS, ids=repr)
 @pytest.mark.parametrize("N", [97, 53])
 def test_pictures(mask: Mask, N: int) -> None:

@@ -23,7 +23,7 @@ def carry(bias: Bias, x: Pass, N: int, M: int, dtype: torch.dtype) -> Bias:
     slopes, offsets, dense = bias.lower(N, M, dtype)
     parts: list[Bias] = []
     if slopes is not None and x.step is not None:
-        parts.append(ALiBi(x.step * slopes))
+        parts.append(ALiBi(x.step * slopes.to(dtype)))
     elif slopes is not None:
         table = _by_distance(slopes.to(dtype), N, M)
         offsets = table if offsets is None else offsets + table

@@ -8,16 +8,21 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
+// o · (factor + rest); a sum that values made infinite stays so.
+template <class X> LIMELIGHT_INLINE X scaled(X o, X factor, X rest) {
+    return o * factor + (o - o == X{} ? o * rest : X{});
+}
+
 template <class C>
 void write_row(const Problem& p, int64_t batch, const Row& row, const RowResult<C>& end, const C* o) {
     with_element_type(p.out.type, [&](auto e) {
         using E = decltype(e);
         E* to = reinterpret_cast<E*>(address(p.out, batch, row.head, row.query));
-        const auto scaled = [&](auto x) { return x * end.factor + x * end.rest; };
+        const Vec<C> factor = broadcast(end.factor), rest = broadcast(end.rest);
         int64_t d = 0;
         if (!end.empty)
-            for (; d + kWidth<C> <= p.Dv; d += kWidth<C>) store_as<C>(to + d, scaled(load(o + d)));
-        for (; d < p.Dv; ++d) to[d] = end.empty ? narrow<E>(C(0)) : narrow<E>(scaled(o[d]));
+            for (; d + kWidth<C> <= p.Dv; d += kWidth<C>) store_as<C>(to + d, scaled(load(o + d), factor, rest));
+        for (; d < p.Dv; ++d) to[d] = narrow<E>(end.empty ? C(0) : scaled(o[d], end.factor, end.rest));
     });
     write_normalisers(p, batch, row, end);
 }
@@ -44,7 +49,7 @@ template <class C> bool write_squares(const Problem& p, int64_t batch, const Que
     }
     C* to = reinterpret_cast<C*>(address(p.out, batch, x.rows[0].head, x.rows[0].query));
     transpose_squares(x.o, x.lanes(), p.Dv, x.lanes(), to, p.out.row,
-                      [&](Vec<C> o, int64_t r) { return o * load(factor + r) + o * load(rest + r); });
+                      [&](Vec<C> o, int64_t r) { return scaled(o, load(factor + r), load(rest + r)); });
     return true;
 }
 

@@ -364,3 +364,17 @@ def test_matrix_units_are_used_where_torch_can_express_the_call(monkeypatch: pyt
     leaf = half[0].clone().requires_grad_()
     ll.attention(leaf, *half[1:]).sum().backward()
     assert leaf.grad is not None
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("N", [1, 3, 23, 64])
+def test_an_infinite_value_that_is_allowed_gives_infinity(N: int, dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(2, 3, n, 16, dtype=dtype) for n in (N, 29, 29))
+    v[0, 1, 5, 2], v[1, 2, 7, 11] = torch.inf, -torch.inf
+    want = torch.softmax(q @ k.mT / 4, -1) @ v
+    got = ll.attention(q, k, v)
+    assert want.isinf().sum() == 2 * N
+    assert torch.equal(got.isposinf(), want.isposinf())
+    assert torch.equal(got.isneginf(), want.isneginf())
+    assert not got.isnan().any()

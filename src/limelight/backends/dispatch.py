@@ -89,10 +89,11 @@ def attention(p: Problem, v: Tensor, dropout: float = 0.0, backend: str | None =
     """Compute the output ``(B, H, N, Dv)``."""
     if backend is None and not dropout:
         chosen = choose_for_attention(p, v)
-        if chosen.name == "sdpa":
+        if chosen is _NATIVE:
+            if p.mask is None or not p.mask.reorders:
+                return autograd.attention_output(p, v) if _is_recorded(p, v) else native.attention(p, v)
+        elif chosen.name == "sdpa":
             return sdpa.attention(p, v)
-        if chosen is _NATIVE and (p.mask is None or not p.mask.reorders):
-            return autograd.attention_output(p, v) if _is_recorded(p, v) else native.attention(p, v)
     return _attention_and_lse(p, v, dropout, backend)[0]
 
 

@@ -11,6 +11,7 @@
 #include <optional>
 #include <stdexcept>
 #include <tuple>
+#include <utility>
 
 #include "kernels.h"
 #include "large_pages.h"
@@ -93,7 +94,27 @@ std::optional<Problem> plain_int8_problem(const Tensor& q, const Tensor& k, cons
     return p;
 }
 
+// (B, Hq, Hkv, N, M, D) of tensors that are ordinary and fit each other, or None.
+nb::object ordinary_sizes(nb::handle q_object, nb::handle k_object, nb::handle v_object) {
+    Tensor q, k, v;
+    for (const auto& [x, object] : {std::pair{&q, q_object}, std::pair{&k, k_object}, std::pair{&v, v_object}})
+        if (!x->read(object.ptr()) || !x->on_cpu() || !x->is_float() || x->axes() != 4) return nb::none();
+    const int64_t Hq = q.size(1), Hkv = k.size(1), N = q.size(2), M = k.size(2), D = q.size(3);
+    constexpr int64_t most = int64_t(1) << 31;
+    const bool alike = q.type() == k.type() && q.size(0) == k.size(0) && D == k.size(3) && D > 0;
+    const bool grouped = Hq == Hkv || (Hkv > 0 && Hq % Hkv == 0);
+    const bool fits = v.size(0) == k.size(0) && v.size(1) == Hkv && v.size(2) == M;
+    if (!alike || !grouped || !fits || N >= most || M >= most) return nb::none();
+    return nb::make_tuple(q.size(0), Hq, Hkv, N, M, D);
+}
+
 void bind_problem(nb::module_& m) {
+    m.def("ordinary_sizes", &ordinary_sizes, "q"_a, "k"_a, "v"_a,
+          nb::sig("def ordinary_sizes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[int, int, int, int, "
+                  "int, int] | None"),
+          "(B, Hq, Hkv, N, M, D) of dense tensors with four axes on the CPU, q and k of one type of floats, that fit "
+          "each "
+          "other;\nNone for others.");
     nb::class_<AllowedKeys>(m, "AllowedKeys",
                             "The keys that queries may attend to: those in `spans`, a contiguous int32 tensor (batch "
                             "or 1, N,\ncount, 2), and where `dense`, expanded to (B, Hq, N, M), is true.")

@@ -62,6 +62,12 @@ Type Tensor::type() const {
     throw std::invalid_argument("the kernels do not know the type of a tensor");
 }
 
+bool Tensor::is_float() const {
+    const auto code = nb::dlpack::dtype_code(x_.dtype.code);
+    const int bits = x_.dtype.bits;
+    return code == nb::dlpack::dtype_code::Bfloat || (code == nb::dlpack::dtype_code::Float && bits >= 16);
+}
+
 void Tensor::check_axes(int count) const {
     if (x_.ndim != count) throw std::invalid_argument("a tensor has the wrong number of axes");
 }

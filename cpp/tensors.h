@@ -24,7 +24,9 @@ public:
     int64_t width() const { return x_.shape[x_.ndim - 1]; }  // of the last axis
     int64_t elements() const;
     int64_t bytes() const { return elements() * x_.dtype.bits / 8; }
-    Type type() const;  // i8 for all types of one byte
+    Type type() const;      // i8 for all types of one byte
+    bool is_float() const;  // of a type that attention computes with
+    bool on_cpu() const { return x_.device.device_type == nanobind::device::cpu::value; }
 
     bool has_contiguous_rows() const { return x_.strides[x_.ndim - 1] == 1; }
     Rows rows() const;  // of (batch, head, row, width); all null for None

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import limelight as ll
+from limelight import backends
+from limelight.core.problem import AttentionSpec, Problem
 
 Q, K, V = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 4)
 LAYER, X = ll.nn.MultiHeadAttention(8, 2), torch.randn(1, 5, 8)
@@ -161,3 +165,28 @@ def test_padding_that_would_be_read_as_queries_and_keys() -> None:
     want = ll.attention(q, k, v, mask=ll.Causal())
     torch.testing.assert_close(ll.attention(q, k, v, mask=ll.Dense(causal)), want)
     ll.attention(q, k, v, mask=ll.Dense(attend[None, None]))  # said to be queries × keys
+
+
+def test_tensors_that_are_refused_are_not_ordinary() -> None:
+    random, ordinary, refused = Random(5), 0, 0
+
+    def tensor(heads: int) -> Tensor:
+        shape = random.choice([2, 2, 2, 3]), random.choice([2, heads, heads, heads]), 5, random.choice([7, 7, 7, 1, 0])
+        dtype = random.choice([torch.float32] * 7 + [torch.bfloat16, torch.int64])
+        x = torch.zeros(shape[random.choice([0, 0, 0, 0, 0, 1]) :], dtype=dtype)
+        return x if random.random() < 0.95 else x.to_sparse()
+
+    for _ in range(2000):
+        q, k, v = tensor(4), tensor(2), tensor(2)
+        sizes = backends.ordinary_sizes(q, k, v)
+        try:
+            p = Problem(q, k, AttentionSpec())
+            p.check_values(v)
+        except (TypeError, ValueError):
+            assert sizes is None
+            refused += 1
+        else:
+            assert sizes == (p.sizes if q.ndim == 4 else None)
+            ordinary += sizes is not None
+    assert ordinary > 50
+    assert refused > 50

@@ -59,10 +59,13 @@ def attention(
     """
     if other:
         reject_options("attention()", other, (*AttentionSpec._fields, "dropout", "backend"))
-    p = Problem(q, k, AttentionSpec(mask, bias, scale, softcap, sink, temperature))
+    sizes = backends.ordinary_sizes(q, k, v)
+    p = Problem(q, k, AttentionSpec(mask, bias, scale, softcap, sink, temperature), sizes)
+    if sizes is None:
+        v = p.check_values(v)
     if dropout.__class__ is not float or not 0 <= dropout < 1:
         dropout = check_dropout(dropout)
-    return p.with_lead(backends.attention(p, p.check_values(v), dropout, backend))
+    return p.with_lead(backends.attention(p, v, dropout, backend))
 
 
 def attention_int8(

@@ -15,6 +15,7 @@ from limelight.backends.dispatch import (
     choose,
     explain_for_attention,
     logsumexp,
+    ordinary_sizes,
     runs_natively,
     statistics,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "logsumexp",
     "masked_logits",
     "move_to_large_pages",
+    "ordinary_sizes",
     "peak_flops",
     "read_bandwidth",
     "read_once",

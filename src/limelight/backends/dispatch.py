@@ -6,6 +6,7 @@ for the kernels: directly, or through autograd and the operators that ``torch.co
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,10 +33,18 @@ from limelight.backends.shared import SharedBackward
 from limelight.backends.statistic import Statistic
 from limelight.core.checks import SlowPathWarning
 from limelight.core.dropout import new_seed
-from limelight.core.problem import AttentionSpec, Problem
-from limelight.core.torch_modes import has_subclass, in_forward_mode, is_eager, is_traced
+from limelight.core.problem import AttentionSpec, Problem, Sizes
+from limelight.core.torch_modes import (
+    autocast_enabled,
+    has_subclass,
+    in_forward_mode,
+    is_dynamo_compiling,
+    is_eager,
+    is_traced,
+)
 
 _grad_enabled = torch.is_grad_enabled
+_new_tuple = tuple.__new__  # twice as fast as a NamedTuple's own constructor, which is a Python function
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,19 @@ class Backend:
 
 _NATIVE = Backend("native", "float tensors on the CPU")
 _NO_KERNELS = Backend("portable", "limelight was installed without its kernels")
+
+
+def ordinary_sizes(q: Tensor, k: Tensor, v: Tensor) -> Sizes | None:
+    """Return the sizes of tensors that are ordinary and fit each other, which the kernels see at one glance.
+
+    None where a tensor is anything else; ``Problem`` then makes it ordinary, or says what is wrong with it.
+    """
+    if not native.built or is_dynamo_compiling() or autocast_enabled():
+        return None
+    if not (q.__class__ is k.__class__ is v.__class__ is Tensor):
+        return None
+    found = native.ordinary_sizes(q, k, v)
+    return None if found is None else _new_tuple(Sizes, found)
 
 
 def choose(p: Problem) -> Backend:
@@ -130,11 +152,12 @@ def attention_int8(q: Tensor, k: Int8Rows, v: Int8Rows, spec: AttentionSpec) -> 
 
 
 def _scales_only(spec: AttentionSpec) -> bool:
-    """Return True if a specification has no option but the scale, and that is a number."""
+    """Return True if a specification has no option but the scale, and that is a finite number."""
     mask, bias, scale, softcap, sink, temperature = spec
     if not (mask is None and bias is None and softcap is None and sink is None):
         return False
-    return (scale is None or scale.__class__ is float) and temperature.__class__ is float and temperature == 1.0
+    finite = scale is None or (scale.__class__ is float and math.isfinite(scale))
+    return finite and temperature.__class__ is float and temperature == 1.0
 
 
 def statistics(

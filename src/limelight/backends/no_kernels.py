@@ -30,7 +30,8 @@ def _missing(*args: Any, **options: Any) -> NoReturn:
 
 
 set_isa = peak_flops = read_bandwidth = read_once = _missing
-Problem = plain_problem = attention = cut = forward = backward = statistics = _missing
+Problem = ordinary_sizes = plain_problem = attention = attention_int8 = _missing
+cut = forward = backward = statistics = _missing
 Request = Gradients = AllowedKeys = _missing
 linear = rms_norm = rotate = take_rows = merge_rows = _missing
 

@@ -22,10 +22,7 @@ from limelight.core.checks import (
     reject_options,
 )
 from limelight.core.masks import Dense, LoweredMask, Mask, Spans, lower_mask
-from limelight.core.torch_modes import is_traced
-
-_autocast_enabled = torch._C._is_any_autocast_enabled
-_new_tuple = tuple.__new__  # twice as fast as a NamedTuple's own constructor, which is a Python function
+from limelight.core.torch_modes import autocast_enabled, is_traced
 
 
 class AttentionSpec(NamedTuple):
@@ -115,10 +112,8 @@ class Problem:
     """
 
     __slots__ = (
-        "_casts",
-        "_key_shape",
+        "_lead",
         "_learned",
-        "_shape",
         "bias",
         "dtype",
         "is_plain",
@@ -133,36 +128,21 @@ class Problem:
         "temperature",
     )
 
-    def __init__(self, q: Tensor, k: Tensor, spec: AttentionSpec) -> None:
+    def __init__(self, q: Tensor, k: Tensor, spec: AttentionSpec, sizes: Sizes | None = None) -> None:
+        """Check the options and, unless their ``sizes`` say that they are ordinary, the tensors.
+
+        Ordinary tensors have four axes, lie on the CPU, are dense, of one type of floats, and fit each other.
+        """
         mask, bias, scale, softcap, sink, temperature = spec
-        self._casts = casts = _autocast_enabled()
-        if casts:
-            q, k = autocast(q), autocast(k)
-        self.dtype = dtype = check_tensor("q", q)
-        if check_tensor("k", k) is not dtype:
-            raise TypeError(f"q is {q.dtype} and k is {k.dtype}; convert one with .to()")
+        self._lead: Sequence[int] | None = None  # the batch axes of the user's tensors, unless there is one
+        self.on_cpu = True
+        if sizes is None:
+            q, k, sizes = self._check_tensors(q, k)
+        self.dtype = dtype = q.dtype
         if scale is not None and isinstance(scale, Tensor) and (scale.requires_grad or is_traced()):
             q, scale = q * check_one_number("scale", scale).to(dtype), 1.0
-        self._shape = shape = q.shape
-        self._key_shape = key_shape = k.shape
-        if len(shape) == len(key_shape) == 4:
-            B, Hq, N, D = shape
-            key_B, Hkv, M, key_D = key_shape
-        else:
-            if len(shape) < 3 or len(key_shape) < 3 or shape[:-3] != key_shape[:-3]:
-                raise ValueError(_explain_clash(shape, key_shape))
-            q, k = batched(q), batched(k)
-            B, Hq, N, D = q.shape
-            key_B, Hkv, M, key_D = k.shape
-        if key_B != B or key_D != D or D == 0 or (Hq != Hkv and (Hkv == 0 or Hq % Hkv)):
-            raise ValueError(_explain_clash(shape, key_shape))
-        if M >= 2**31 or N >= 2**31:
-            raise ValueError(f"{max(M, N)} positions are more than 2³¹ − 1")
-        self.on_cpu = q.is_cpu and k.is_cpu
-        if not self.on_cpu:
-            check_device("q", q, "k", k)
-        self.q, self.k = q, k
-        self.sizes = _new_tuple(Sizes, (B, Hq, Hkv, N, M, D))
+        self.q, self.k, self.sizes = q, k, sizes
+        B, Hq, _, N, M, D = sizes
         self.mask = mask if mask is None else _check_mask(mask, self.sizes)
         self.bias = bias if bias is None else _check_bias(bias, self.sizes)
         self.scale = D**-0.5 if scale is None else check_finite("scale", scale)
@@ -178,14 +158,36 @@ class Problem:
             given = [] if self.bias is None else self.bias.tensors()
             self._learned = [*given, *(x for x in (self.sink, self.temperature) if isinstance(x, Tensor))]
 
+    def _check_tensors(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Sizes]:
+        """Return q and k with four axes, and their sizes, or raise."""
+        if autocast_enabled():
+            q, k = autocast(q), autocast(k)
+        if check_tensor("q", q) is not check_tensor("k", k):
+            raise TypeError(f"q is {q.dtype} and k is {k.dtype}; convert one with .to()")
+        shape, key_shape = q.shape, k.shape
+        if len(shape) != 4 or len(key_shape) != 4:
+            if len(shape) < 3 or len(key_shape) < 3 or shape[:-3] != key_shape[:-3]:
+                raise ValueError(_explain_clash(shape, key_shape))
+            self._lead = shape[:-3]
+            q, k = batched(q), batched(k)
+        (B, Hq, N, D), (key_B, Hkv, M, key_D) = q.shape, k.shape
+        if key_B != B or key_D != D or D == 0 or (Hq != Hkv and (Hkv == 0 or Hq % Hkv)):
+            raise ValueError(_explain_clash(shape, key_shape))
+        if M >= 2**31 or N >= 2**31:
+            raise ValueError(f"{max(M, N)} positions are more than 2³¹ − 1")
+        self.on_cpu = q.is_cpu and k.is_cpu
+        if not self.on_cpu:
+            check_device("q", q, "k", k)
+        return q, k, Sizes(B, Hq, Hkv, N, M, D)
+
     @property
     def lead(self) -> Sequence[int]:
         """The batch axes of the user's tensors."""
-        return self._shape[:-3]
+        return self.q.shape[:1] if self._lead is None else self._lead
 
     def with_lead(self, x: Tensor) -> Tensor:
         """View ``(B, …)`` with the batch axes of the user's tensors."""
-        return x if len(self._shape) == 4 else x.reshape(*self._shape[:-3], *x.shape[1:])
+        return x if self._lead is None else x.reshape(*self._lead, *x.shape[1:])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -244,11 +246,11 @@ class Problem:
 
     def check_values(self, v: Tensor) -> Tensor:
         """Return ``v`` as a four-dimensional tensor that fits, or raise."""
-        if self._casts:
+        if autocast_enabled():
             v = autocast(v)
         check_tensor("v", v)
         shape = v.shape
-        key_shape = self._key_shape
+        key_shape: Sequence[int] = self.k.shape if self._lead is None else (*self._lead, *self.k.shape[1:])
         if shape != key_shape and (len(shape) < 3 or shape[:-1] != key_shape[:-1]):
             raise ValueError(
                 f"v {tuple(shape)} does not fit k {tuple(key_shape)}: "

@@ -9,14 +9,14 @@ from torch.autograd import forward_ad
 _functorch_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _jit_tracing = torch._C._is_tracing
-_autocast = torch._C._is_any_autocast_enabled
-_dynamo_compiling = torch.compiler.is_dynamo_compiling
+autocast_enabled = torch._C._is_any_autocast_enabled
+is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _plain_dispatch = Tensor.__torch_dispatch__
 
 
 def is_traced() -> bool:
     """Return True under torch.compile, torch.func, a dispatch mode or a trace, where values are unknown."""
-    return bool(_dynamo_compiling() or _functorch_active() or _dispatch_modes() or _jit_tracing())
+    return bool(is_dynamo_compiling() or _functorch_active() or _dispatch_modes() or _jit_tracing())
 
 
 def has_subclass(*tensors: Tensor) -> bool:
@@ -31,4 +31,4 @@ def in_forward_mode() -> bool:
 
 def is_eager() -> bool:
     """Return True for ordinary eager execution: no tracing, no forward-mode tangents, no autocast."""
-    return not (is_traced() or in_forward_mode() or _autocast())
+    return not (is_traced() or in_forward_mode() or autocast_enabled())

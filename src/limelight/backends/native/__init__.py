@@ -19,6 +19,7 @@ from limelight.backends.native.statistic_requests import statistics, statistics_
 from limelight.backends.native.tokens import linear, linears, move_to_large_pages, rms_norm, rotate
 
 isa = kernels.isa
+ordinary_sizes = kernels.ordinary_sizes
 available_isas = kernels.available_isas
 set_isa = kernels.set_isa
 peak_flops = kernels.peak_flops
@@ -44,6 +45,7 @@ __all__ = [
     "linears",
     "merge_rows",
     "move_to_large_pages",
+    "ordinary_sizes",
     "peak_flops",
     "plain_attention",
     "plain_attention_int8",

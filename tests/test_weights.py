@@ -104,8 +104,9 @@ def check(p: dict[str, Any], mask: Mask, radius: int, k: int, shape: tuple[int, 
     same(A.pool(cell=side), avg_pool2d(dense, side, ceil_mode=True))
     same(A.observe(pool=side, reduce="max").pool, max_pool2d(dense, side, ceil_mode=True))
     flat = dense.flatten(2)
-    norms = flat.norm(dim=-1)
-    cosine = flat @ flat.mT / (norms[:, :, None] * norms[:, None]).clamp(min=1e-300)
+    products = (flat[:, :, None] * flat[:, None]).sum(-1)  # more exact than a matrix product, or torch's norm
+    norms = products.diagonal(dim1=1, dim2=2).sqrt()
+    cosine = products / (norms[:, :, None] * norms[:, None]).clamp(min=1e-300)
     underflow = lost_of_cosines(dense, seen.similarity.dtype)
     near(seen.similarity, cosine, 32.0 * inexact + underflow)
     best = dense.sort(-1, descending=True).values[..., :k]

@@ -309,11 +309,12 @@ void bind_calls(nb::module_& m) {
         "Write the statistics, and `lse` and `normalisers`, of rows from their records.");
     m.def(
         "linear",
-        [](const Tensor& x, const std::vector<std::tuple<Tensor, Tensor, Tensor>>& layers, int threads) {
+        [](const Tensor& x, const std::vector<std::tuple<Tensor, std::optional<Tensor>, Tensor>>& layers, int threads) {
             Linear l{x.elements() / x.width(), x.width(), x.type(), x.data(), 0, {}};
             if (l.rows > kLinearRows || layers.size() > kLinearParts) throw std::invalid_argument("linear: too large");
             for (const auto& [weight, bias, out] : layers)
-                l.parts[l.count++] = {weight.data(), weight.size(0), weight.stride(0), bias.data(), out.data()};
+                l.parts[l.count++] = {weight.data(), weight.size(0), weight.stride(0), bias ? bias->data() : nullptr,
+                                      out.data()};
             nb::gil_scoped_release release;
             kernels().linear(l, threads);
         },

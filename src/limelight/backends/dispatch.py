@@ -6,7 +6,6 @@ for the kernels: directly, or through autograd and the operators that ``torch.co
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -152,12 +151,11 @@ def attention_int8(q: Tensor, k: Int8Rows, v: Int8Rows, spec: AttentionSpec) -> 
 
 
 def _scales_only(spec: AttentionSpec) -> bool:
-    """Return True if a specification has no option but the scale, and that is a finite number."""
+    """Return True if a specification has no option but the scale, and that is a number."""
     mask, bias, scale, softcap, sink, temperature = spec
     if not (mask is None and bias is None and softcap is None and sink is None):
         return False
-    finite = scale is None or (scale.__class__ is float and math.isfinite(scale))
-    return finite and temperature.__class__ is float and temperature == 1.0
+    return (scale is None or scale.__class__ is float) and temperature.__class__ is float and temperature == 1.0
 
 
 def statistics(

@@ -26,23 +26,49 @@ template <class E> struct Matrix {
     LIMELIGHT_INLINE Matrix from(int64_t j, int64_t feature = 0) const { return {row(j) + feature, stride}; }
 };
 
-// Prefetching: beside each row of K or V, the row so many rows ahead, of its features [begin, end). It goes into the second
-// cache: the first one can wait for a few lines only, and more requests than that stall it.
-struct Ahead {
-    int64_t rows = 0, begin = 0, end = 0;  // nothing for 0 rows
+// How far ahead K and V are prefetched, and into which cache. The first one can wait for a few lines only: what comes from
+// memory, which takes long, goes into the second, and more requests than that would stall the first.
+struct PrefetchDistance {
+    int64_t bytes = 0;  // 0: nothing is prefetched
+    bool into_first_cache = false;
 
-    bool covers(int64_t d) const { return rows && begin <= d && d < end; }
-
-    // Asks for n features from d on.
-    template <class E> LIMELIGHT_INLINE void prefetch(const E* row, int64_t stride, int64_t d, int n) const {
-        for (int64_t i = 0; i < n; i += 64 / int64_t(sizeof(E))) __builtin_prefetch(row + rows * stride + d + i, 0, 2);
+    template <class E> int64_t rows(int64_t width) const {
+        return bytes ? bytes / (width * int64_t(sizeof(E))) + 1 : 0;
     }
 };
 
-// About 8 KiB ahead, or nothing where all of it lies in a cache.
-template <class E> LIMELIGHT_INLINE int64_t rows_ahead(int64_t width, bool in_cache) {
-    return in_cache ? 0 : 8192 / (width * int64_t(sizeof(E))) + 1;
+// So many bytes of K and V stay in the second cache, and need no prefetching.
+constexpr int64_t kInCache = 1 << 20;
+
+// By the size of K and V: the further away they are, the earlier it has to be.
+inline PrefetchDistance prefetch_distance(int64_t bytes) {
+    if (bytes <= kInCache) return {};
+    if (bytes <= 16 * kInCache) return {4096, true};
+    return {8192, false};
 }
+
+// Prefetching: beside each row of K or V, the row so many rows ahead, of its features [begin, end).
+struct Ahead {
+    int64_t rows = 0;  // nothing for 0
+    bool into_first_cache = false;
+    int64_t begin = 0, end = 0;
+
+    bool covers(int64_t d) const { return rows && begin <= d && d < end; }
+
+    // Asks for n features from d on, of what lies ahead of the first `count` rows of x.
+    template <class E> LIMELIGHT_INLINE void prefetch(Matrix<E> x, int count, int64_t d, int n) const {
+        if (into_first_cache) prefetch_into<3>(x, count, d, n);
+        else prefetch_into<2>(x, count, d, n);
+    }
+
+private:
+    template <int locality, class E>
+    LIMELIGHT_INLINE void prefetch_into(Matrix<E> x, int count, int64_t d, int n) const {
+        for (int a = 0; a < count; ++a)
+            for (int64_t i = 0; i < n; i += 64 / int64_t(sizeof(E)))
+                __builtin_prefetch(x.row(rows + a) + d + i, 0, locality);
+    }
+};
 
 // f(first row, number of rows as a constant) for all rows: `most` at a time, then as many as are left, up to three. With
 // sixteen registers, five and six rows are better divided evenly.
@@ -112,8 +138,7 @@ LIMELIGHT_INLINE void score_tiles(const C* q, Matrix<E> k, int64_t D, C* s, Ahea
     };
     int64_t d = 0;
     for (; d + 2 * W <= D; d += 2 * W) {
-        if (ahead.covers(d))
-            for (int a = 0; a < T * K; ++a) ahead.prefetch(k.row(a), k.stride, d, 2 * W);
+        if (ahead.covers(d)) ahead.prefetch(k, T * K, d, 2 * W);
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t)
 #pragma GCC unroll 16
@@ -151,33 +176,30 @@ LIMELIGHT_INLINE void row_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, 
 // The scores q[row] · k[key] of a step of n keys. Where rows need several tiles, keys are met in chunks that stay in the
 // nearest cache for all of them, and each prefetches its share.
 template <class C, class E>
-void decode_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, int rows, C* s, bool in_cache) {
+void decode_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, int rows, C* s, PrefetchDistance distance) {
     const int64_t chunk = rows <= kTileRows<C> ? n : 16;
     for (int64_t j = 0; j < n; j += chunk)
         by_rows<kTileRows<C>>(rows, [&](int r, auto R) {
             constexpr int padded = kWidth<C> / kTileKeys<C, R>;  // rows with those that are empty
-            const Ahead ahead{rows_ahead<E>(D, in_cache), D * r / rows, D * (r + R) / rows};
+            const Ahead ahead{distance.rows<E>(D), distance.into_first_cache, D * r / rows, D * (r + R) / rows};
             row_scores<C, E, R>(q + r * D, k.from(j), D, n - j < chunk ? n - j : chunk, s + tiles_at(r) + j * padded,
                                 ahead);
         });
 }
 
-// o[row] = decay[row] · o[row] + Σ p[row][key] v[key] for R rows and F vectors of features, which are prefetched so many
-// rows ahead.
+// o[row] = decay[row] · o[row] + Σ p[row][key] v[key] for R rows and F vectors of features.
 template <class C, class E, int R, int F>
-LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, const C* decay,
-                                 int64_t rows_ahead) {
+LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, const C* decay, Ahead ahead) {
     constexpr int W = kWidth<C>, K = kTileKeys<C, R>, G = W / K;  // a tile's keys, and rows
     constexpr int room = LIMELIGHT_REGISTERS / 2 / (R * F), most = K < 4 ? K : 4;
     constexpr int U = room > most ? most : room ? room : 1;  // sums of each number
-    const Ahead ahead{rows_ahead};
     Vec<C> acc[U][R][F] = {};
     const auto add = [&](Vec<C>(&sum)[R][F], int64_t j, const C* weights) __attribute__((always_inline)) {
         const auto add_vector = [&](int f, Vec<C> x) __attribute__((always_inline)) {
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) sum[r][f] += weights[r / G * G * kDecodeStep + r % G * K] * x;
         };
-        if (rows_ahead) ahead.prefetch(v.row(j), v.stride, 0, F * W);
+        if (ahead.rows) ahead.prefetch(v.from(j), 1, 0, F * W);
         if constexpr (F == 1) {
             add_vector(0, load_as<C>(v.row(j)));
         } else {
@@ -213,12 +235,12 @@ LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64
 
 // The same for all features from d on: as many vectors at once as the registers hold, then half as many.
 template <class C, class E, int R, int F>
-LIMELIGHT_INLINE void add_all_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, const C* decay,
-                                     int64_t rows_ahead, int64_t d = 0) {
+LIMELIGHT_INLINE void add_all_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, const C* decay, Ahead ahead,
+                                     int64_t d = 0) {
     constexpr int W = kWidth<C>;
-    for (; d + F * W <= Dv; d += F * W) add_values<C, E, R, F>(p, v.from(0, d), n, o + d, Dv, decay, rows_ahead);
+    for (; d + F * W <= Dv; d += F * W) add_values<C, E, R, F>(p, v.from(0, d), n, o + d, Dv, decay, ahead);
     if constexpr (F > 1) {
-        if (d < Dv) add_all_values<C, E, R, F / 2>(p, v, n, o, Dv, decay, rows_ahead, d);
+        if (d < Dv) add_all_values<C, E, R, F / 2>(p, v, n, o, Dv, decay, ahead, d);
     } else {
         for (; d < Dv; ++d) {
             for (int r = 0; r < R; ++r) o[r * Dv + d] *= decay[r];
@@ -230,14 +252,15 @@ LIMELIGHT_INLINE void add_all_values(const C* p, Matrix<E> v, int64_t n, C* o, i
 
 // o[row] = decay[row] · o[row] + Σ p[row][key] v[key] over a step of n keys.
 template <class C, class E>
-void decode_values(const C* p, Matrix<E> v, int64_t Dv, int64_t n, int rows, C* o, const C* decay, bool in_cache) {
+void decode_values(const C* p, Matrix<E> v, int64_t Dv, int64_t n, int rows, C* o, const C* decay,
+                   PrefetchDistance distance) {
     constexpr int most = LIMELIGHT_REGISTERS >= 32 && kWidth<C> > 8 ? 8 : kTileRows<C>;
     by_rows<most>(rows, [&](int r, auto R) {
         constexpr int room = LIMELIGHT_REGISTERS * 3 / 4 / R, F = room >= 8 ? 8 : room >= 4 ? 4 : 2;
         // The keys are passed through once for so many features, and as much earlier memory is prefetched.
         const int64_t passes = (Dv + F * kWidth<C> - 1) / (F * kWidth<C>);
-        add_all_values<C, E, R, F>(p + tiles_at(r), v, n, o + r * Dv, Dv, decay + r,
-                                   r ? 0 : passes * rows_ahead<E>(Dv, in_cache));
+        const Ahead ahead{r ? 0 : passes * distance.rows<E>(Dv), distance.into_first_cache};
+        add_all_values<C, E, R, F>(p + tiles_at(r), v, n, o + r * Dv, Dv, decay + r, ahead);
     });
 }
 

@@ -61,7 +61,7 @@ void visible_scores(const Block<C>& b, Range partial, const C* q, const Operand&
         const int lane = piece.first * W;
         with_vectors<NV>(piece.count, [&](auto count) {
             all_scores<C, count, NV>(q + lane, k.as_matrix<C>().data, k.stride, D, piece.end, s + lane,
-                                     top ? top + lane : nullptr, alibi_bias.from(lane), chain, piece.begin);
+                                     top ? top + lane : nullptr, alibi_bias.from(lane), chain, b.upcoming, piece.begin);
         });
     });
 }
@@ -76,7 +76,7 @@ void visible_values(const Block<C>& b, Range partial, const C* p, const Operand&
         const int lane = piece.first * W;
         with_vectors<NV>(piece.count, [&](auto count) {
             all_values<C, count, NV>(p + piece.begin * NV * W + lane, v.as_matrix<C>().row(piece.begin), v.stride,
-                                     piece.end - piece.begin, Dv, o + lane, factor + lane);
+                                     piece.end - piece.begin, Dv, o + lane, factor + lane, b.upcoming);
         });
     };
     for_each_piece<C, NV>(b, partial, [&](const Piece& piece) {

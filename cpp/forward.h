@@ -73,11 +73,50 @@ void finish_tile(const Problem& p, const RunningRows* running, int64_t batch, co
     }
 }
 
+// The keys from the first to the last that the rows of a task may attend to, if rows follow one another as in a band.
+template <class C> Range keys_of(const Problem& p, const Partition& c, const Task& t) {
+    const int64_t first = tile_begin<C>(c, t.tile), last = tile_begin<C>(c, t.tile + t.tiles) - 1;
+    if (!p.spans.data) return {t.begin, t.end};
+    const int32_t* spans = p.spans.data + t.batch * p.spans.batch;
+    return {max(spans[first * p.spans.count * 2], t.begin), min(spans[(last + 1) * p.spans.count * 2 - 1], t.end)};
+}
+
+// What is prefetched during a task: where its output goes, and of the `next` task the queries and those keys and values
+// that this one does not meet.
+template <class C> Upcoming upcoming(const Problem& p, const Partition& c, const Task& t, const Task& next) {
+    const auto add = [](Upcoming& to, const Rows& x, int64_t batch, int64_t head, Range rows, int64_t width) {
+        const int64_t size = size_of(x.type);
+        to.add(address(x, batch, head, rows.begin), x.row * size, width * size, rows.end - rows.begin);
+    };
+    const auto rows = [&](const Task& of) {
+        return Range{tile_begin<C>(c, of.tile), tile_begin<C>(c, of.tile + of.tiles)};
+    };
+    Upcoming all;
+    const Range now = keys_of<C>(p, c, t);
+    if (p.out.data) add(all, p.out, t.batch, t.unit, rows(t), p.Dv);
+    if (next.index != t.index) {
+        add(all, p.q, next.batch, next.unit, rows(next), p.D);
+        const int64_t head = next.unit / c.group_size;
+        Range keys = keys_of<C>(p, c, next);
+        if (next.batch == t.batch && head == t.unit / c.group_size) {
+            if (keys.begin < now.begin) keys.end = min(keys.end, now.begin);
+            else keys.begin = max(keys.begin, now.end);
+        }
+        keys.end = min(keys.end, keys.begin + kBlock);
+        add(all, p.k, next.batch, head, keys, p.D);
+        add(all, p.v, next.batch, head, keys, p.Dv);
+    }
+    const int64_t met = max(now.end - now.begin, 1);
+    all.spread((met / kTile<3> + ceil_div(met, kBlock) * (p.Dv / kTile<3>)) * t.tiles);
+    return all;
+}
+
 template <class C> void attend_task(const Problem& p, const Partition& c, const RunningRows* running, const Task& t,
-                                    C* partial, char* memory) {
+                                    Upcoming& soon, C* partial, char* memory) {
     Arena arena{reinterpret_cast<uintptr_t>(memory)};
     TileGroup<C> group = lay_out_group<C>(p, c, arena);
     load_group(p, c, t, group);
+    group.upcoming = &soon;
     const bool goes_on = running && t.chunk == 0;  // the other chunks of keys join it
     for (int64_t i = 0; goes_on && i < group.count; ++i)
         load_running(p, *running, t.batch, group.tiles[i], group.transposing);
@@ -136,8 +175,13 @@ template <class C> void forward(Problem p, const RunningRows* running, int threa
     };
     Arena measure{0};
     lay_out_group<C>(p, c, measure);
+    const bool prefetches = !c.decode && !c.grouped && bytes_of_cache(p) > kInCache;  // decoding does so by itself
+    const int64_t last = count_tasks(p, c) - 1;
     for_each_task(p, c, threads, measure.next, [&](const Task& t, int64_t unit, char* scratch) {
-        attend_task(p, c, running, t, partial(unit, t.chunk), scratch);
+        Upcoming soon;
+        // Threads take tasks in turns, so the next one of this thread is about so many later.
+        if (prefetches) soon = upcoming<C>(p, c, t, task_at(c, min(t.index + threads, last)));
+        attend_task(p, c, running, t, soon, partial(unit, t.chunk), scratch);
     });
     for (int64_t unit = 0; split && unit < p.B * c.units; ++unit)
         join_chunks(p, c, running, unit / c.units, unit % c.units, partial(unit, 0));

@@ -101,7 +101,7 @@ void block_products(const GradientTile<C>& x, const C* side, const Operand& k, i
     std::memset(to, 0, b.n * b.lanes * sizeof(C));  // lanes without a row
     for (int64_t j = 0; j < b.n; j += kDecodeStep) {
         const int64_t n = min(kDecodeStep, b.n - j);
-        decode_scores<C, C>(side, k.from(j).template as_matrix<C>(), width, n, x.row_count, spare, true);
+        decode_scores<C, C>(side, k.from(j).template as_matrix<C>(), width, n, x.row_count, spare, PrefetchDistance{});
         for_each_score<C>(x.row_count, n, [&](int r, int64_t i, int64_t at) { to[(j + i) * b.lanes + r] = spare[at]; });
     }
 }
@@ -192,15 +192,11 @@ template <class C>
 Block<C> block_of_tile(const Problem& p, const GradientTask<C>& task, const GradientTile<C>& x, const SeenBlock<C>& s,
                        int tile) {
     const int64_t place = s.skip(tile) * x.lanes();
-    return {p,
-            x.rows,
-            x.row_count,
-            x.lanes(),
-            task.batch,
-            s.seen[tile].keys.begin,
-            s.n(tile),
-            x.weights + place,
-            x.softcap_slope ? x.softcap_slope + place : nullptr};
+    return {p,           x.rows,
+            x.row_count, x.lanes(),
+            task.batch,  s.seen[tile].keys.begin,
+            s.n(tile),   x.weights + place,
+            nullptr,     x.softcap_slope ? x.softcap_slope + place : nullptr};
 }
 
 // Differentiates all tiles in one block of keys.

@@ -19,7 +19,8 @@ template <class C> struct Block {
     int row_count, lanes;
     int64_t batch, first, n;
     C* s;
-    C* softcap_slope = nullptr;  // where the softcap's derivative goes, or null
+    Upcoming* upcoming = nullptr;  // to be prefetched between the products
+    C* softcap_slope = nullptr;    // where the softcap's derivative goes, or null
 
     int64_t step() const { return common_step(p, rows, row_count, lanes, first, n); }
 };

@@ -33,6 +33,7 @@ struct Partition {
 
 // Some tiles of the rows of one unit against the keys [begin, end).
 struct Task {
+    int64_t index;  // among all tasks
     int64_t batch, unit;
     int64_t tile, tiles;  // the first of the unit's tiles, and how many
     int64_t begin, end;   // keys
@@ -49,9 +50,6 @@ constexpr int64_t kTilesPerTask = 8;
 inline int64_t bytes_of_cache(const Problem& p) {
     return p.B * p.Hkv * p.M * int64_t(p.D * size_of(p.k.type) + p.Dv * size_of(p.v.type));
 }
-
-// True if they lie in a cache that is near enough to need no prefetching.
-inline bool in_cache(const Problem& p) { return bytes_of_cache(p) <= 1 << 20; }
 
 // True if so many rows are computed with features in the lanes (decode.h), which prefetches and converts as it reads. For
 // as many rows as lanes that is better where numbers have to be converted or come from memory.
@@ -101,11 +99,14 @@ template <class C> Partition partition(const Problem& p) {
     return c;
 }
 
+inline int64_t count_tasks(const Problem& p, const Partition& c) {
+    return p.B * c.units * ceil_div(c.tiles, c.tiles_per_task) * c.chunks;
+}
+
 template <class C> Cut cut(const Problem& p) {
     const Partition c = partition<C>(p);
-    const int64_t pieces = ceil_div(c.tiles, c.tiles_per_task);
     const int64_t rows = min(c.tiles_per_task * kMaxLanes<C>, c.rows);
-    return {p.B * c.units * pieces * c.chunks, rows, min(c.chunk, p.M), c.chunks};
+    return {count_tasks(p, c), rows, min(c.chunk, p.M), c.chunks};
 }
 
 // The r-th row of a unit.
@@ -126,22 +127,27 @@ inline void fill_rows(const Problem& p, const Partition& c, int64_t batch, int64
     }
 }
 
+inline Task task_at(const Partition& c, int64_t index) {
+    const int64_t pieces = ceil_div(c.tiles, c.tiles_per_task);  // of a unit's rows
+    const int64_t of_rows = index / c.chunks, unit = of_rows / pieces;
+    Task t;
+    t.index = index;
+    t.batch = unit / c.units;
+    t.unit = unit % c.units;
+    // Late rows first: under a causal mask they have the most keys.
+    t.tile = (pieces - 1 - of_rows % pieces) * c.tiles_per_task;
+    t.tiles = min(c.tiles_per_task, c.tiles - t.tile);
+    t.chunk = index % c.chunks;
+    t.begin = c.key_begin + t.chunk * c.chunk;
+    t.end = min(t.begin + c.chunk, c.key_end);
+    return t;
+}
+
 // f(task, its unit among all, scratch) for every task.
 template <class F> void for_each_task(const Problem& p, const Partition& c, int threads, size_t scratch_bytes, F&& f) {
-    const int64_t pieces = ceil_div(c.tiles, c.tiles_per_task);  // of a unit's rows
-    parallel(p.B * c.units * pieces * c.chunks, threads, scratch_bytes, [&](int64_t index, char* scratch) {
-        // Late rows first: under a causal mask they have the most keys.
-        const int64_t chunk = index % c.chunks, of_rows = index / c.chunks;
-        const int64_t piece = pieces - 1 - of_rows % pieces, unit = of_rows / pieces;
-        Task t;
-        t.batch = unit / c.units;
-        t.unit = unit % c.units;
-        t.tile = piece * c.tiles_per_task;
-        t.tiles = min(c.tiles_per_task, c.tiles - t.tile);
-        t.chunk = chunk;
-        t.begin = c.key_begin + chunk * c.chunk;
-        t.end = min(t.begin + c.chunk, c.key_end);
-        f(t, unit, scratch);
+    parallel(count_tasks(p, c), threads, scratch_bytes, [&](int64_t index, char* scratch) {
+        const Task t = task_at(c, index);
+        f(t, t.batch * c.units + t.unit, scratch);
     });
 }
 

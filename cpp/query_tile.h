@@ -12,10 +12,10 @@ namespace limelight::LIMELIGHT_ISA {
 
 template <class C> struct QueryTile {
     int vectors, row_count;
-    bool decode;    // features in the lanes: q and o are (row, feature), otherwise (feature, lane)
-    bool in_cache;  // K and V lie in a cache
-    int64_t kv;     // the head of its keys
-    int64_t chain;  // features of a score that are summed in one chain
+    bool decode;                // features in the lanes: q and o are (row, feature), otherwise (feature, lane)
+    PrefetchDistance distance;  // of K and V
+    int64_t kv;                 // the head of its keys
+    int64_t chain;              // features of a score that are summed in one chain
     SpanBounds span_bounds;
     const Row* rows;
     Row* distinct;  // the rows with spans of their own
@@ -136,7 +136,7 @@ template <class C> void scale_keys(const Block<C>& b, const float* scale) {
 template <class C> void scores_in_tiles(const QueryTile<C>& x, const Operand& k, const Block<C>& b) {
     with_readable_type<C>(k.type, [&](auto e) {
         using E = decltype(e);
-        decode_scores<C, E>(x.q, k.as_matrix<E>(), b.p.D, b.n, x.row_count, in_tiles(b), x.in_cache);
+        decode_scores<C, E>(x.q, k.as_matrix<E>(), b.p.D, b.n, x.row_count, in_tiles(b), x.distance);
     });
     if (k.scale) scale_keys(b, k.scale);
 }
@@ -233,7 +233,7 @@ void attend_decode(const QueryTile<C>& x, const Operand& k, const Operand& v, co
     if (!may_add_values(b, v, partial)) return tiles_to_lanes(b), add_values_where_allowed(x, b, v, decay);
     with_readable_type<C>(v.type, [&](auto e) {
         using E = decltype(e);
-        decode_values<C, E>(s, v.as_matrix<E>(), p.Dv, b.n, x.row_count, x.o, decay, x.in_cache);
+        decode_values<C, E>(s, v.as_matrix<E>(), p.Dv, b.n, x.row_count, x.o, decay, x.distance);
     });
 }
 

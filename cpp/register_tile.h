@@ -6,16 +6,18 @@
 #pragma once
 
 #include "half.h"
+#include "upcoming.h"
 
 namespace limelight::LIMELIGHT_ISA {
 
 // The sums that fit into registers with NV vectors of queries and one broadcast number. NEON's multiply-add takes that number
 // from a lane of a register, where each is loaded ahead of its use: with more sums the compiler spills some.
 // Of these, a tile has at most kMostKeys (or features). Lengths of short sequences and widths of heads are mostly multiples
-// of 16, for which there is room with one vector of queries in 32 registers.
+// of 16, and blocks have 128 keys: in 32 registers there is room for 16 with one vector of queries and for 8 with more, which
+// leave no rest.
 #if defined(LIMELIGHT_X86)
 template <int NV> constexpr int kSums = LIMELIGHT_REGISTERS - 1 - NV;
-template <int NV> constexpr int kMostKeys = NV == 1 && LIMELIGHT_REGISTERS == 32 ? 16 : 12;
+template <int NV> constexpr int kMostKeys = LIMELIGHT_REGISTERS < 32 ? 12 : NV == 1 ? 16 : 8;
 #else
 template <int NV> constexpr int kSums = 18;
 template <int NV> constexpr int kMostKeys = 12;
@@ -110,24 +112,31 @@ LIMELIGHT_INLINE void tile_values(const C* p, const C* v, int64_t stride, int64_
 }
 
 // The scores of n keys, and their maximum joined to `top` unless that is null. Whole register tiles while
-// they last, then halves, so that no number outside is ever read.
+// they last, then halves, so that no number outside is ever read. Between them some of what is `upcoming` is prefetched.
 template <class C, int NV, int L = NV, int K = kTile<NV>>
 void all_scores(const C* q, const C* k, int64_t stride, int64_t D, int64_t n, C* s, C* top, AlibiBias<C> alibi_bias,
-                int64_t chain = kLongestChain, int64_t first = 0) {
+                int64_t chain, Upcoming* upcoming, int64_t first) {
     constexpr int lanes = L * kWidth<C>;
     int64_t j = first;
-    for (; j + K <= n; j += K)
+    for (; j + K <= n; j += K) {
         tile_scores<C, K, NV, L>(q, k + j * stride, stride, D, s + j * lanes, top, alibi_bias, j, chain);
+        if (upcoming) upcoming->fetch();
+    }
     if constexpr (K > 1)
-        if (j < n) all_scores<C, NV, L, (K + 1) / 2>(q, k, stride, D, n, s, top, alibi_bias, chain, j);
+        if (j < n) all_scores<C, NV, L, (K + 1) / 2>(q, k, stride, D, n, s, top, alibi_bias, chain, upcoming, j);
 }
 
 template <class C, int NV, int L = NV, int K = kTile<NV>>
-void all_values(const C* p, const C* v, int64_t stride, int64_t n, int64_t Dv, C* o, const C* decay) {
+void all_values(const C* p, const C* v, int64_t stride, int64_t n, int64_t Dv, C* o, const C* decay,
+                Upcoming* upcoming) {
     int64_t d = 0;
-    for (; d + K <= Dv; d += K) tile_values<C, K, NV, L>(p, v + d, stride, n, o + d * L * kWidth<C>, decay);
+    for (; d + K <= Dv; d += K) {
+        tile_values<C, K, NV, L>(p, v + d, stride, n, o + d * L * kWidth<C>, decay);
+        if (upcoming) upcoming->fetch();
+    }
     if constexpr (K > 1)
-        if (d < Dv) all_values<C, NV, L, (K + 1) / 2>(p, v + d, stride, n, Dv - d, o + d * L * kWidth<C>, decay);
+        if (d < Dv)
+            all_values<C, NV, L, (K + 1) / 2>(p, v + d, stride, n, Dv - d, o + d * L * kWidth<C>, decay, upcoming);
 }
 
 }  // namespace limelight::LIMELIGHT_ISA

@@ -20,6 +20,7 @@ template <class C> struct TileGroup {
     C* spare;       // for the logits
     C* transposing;
     C *q, *o, *m;  // of all tiles
+    Upcoming* upcoming = nullptr;
     LogitBound<C>* bounds;
 };
 
@@ -65,7 +66,7 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         x.row_count = int(b - a);
         x.vectors = int(ceil_div(b - a, W));
         x.decode = c.decode;
-        x.in_cache = in_cache(p);
+        x.distance = prefetch_distance(bytes_of_cache(p));
         fill_rows(p, c, t.batch, t.unit + side, a, x.row_count, row);
         x.kv = row[0].head / c.group_size;
         x.chain = score_chain<C>(c.rows, p.M, p.D);
@@ -127,8 +128,9 @@ void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visi
                 }
                 keys = seen.keys;
                 const int64_t skip = keys.begin - j;
-                const Block<C> b{p,       x.rows,     x.row_count,           x.lanes(),
-                                 t.batch, keys.begin, keys.end - keys.begin, y.s + i * y.panel};
+                const Block<C> b{p,         x.rows,     x.row_count,           x.lanes(),
+                                 t.batch,   keys.begin, keys.end - keys.begin, y.s + i * y.panel,
+                                 y.upcoming};
                 visit(i, x, k.from(skip), v.from(skip), b, seen.partial);
             }
             after(keys);

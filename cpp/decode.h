@@ -242,10 +242,15 @@ LIMELIGHT_INLINE void add_all_values(const C* p, Matrix<E> v, int64_t n, C* o, i
     if constexpr (F > 1) {
         if (d < Dv) add_all_values<C, E, R, F / 2>(p, v, n, o, Dv, decay, ahead, d);
     } else {
+        // The step is summed apart, in four chains, as vectors are: one chain over all keys would lose digits.
         for (; d < Dv; ++d) {
-            for (int r = 0; r < R; ++r) o[r * Dv + d] *= decay[r];
+            C sums[R][4] = {};
             for_each_score<C>(R, n,
-                              [&](int r, int64_t j, int64_t at) { o[r * Dv + d] += p[at] * C(widen(v.row(j)[d])); });
+                              [&](int r, int64_t j, int64_t at) { sums[r][j % 4] += p[at] * C(widen(v.row(j)[d])); });
+            for (int r = 0; r < R; ++r) {
+                const C sum = (sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]);
+                o[r * Dv + d] = o[r * Dv + d] * decay[r] + sum;
+            }
         }
     }
 }

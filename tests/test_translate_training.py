@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from limelight import models, translate
 from limelight.cli import main
-from limelight.translate import Pair, Recipe, training, vocabulary
+from limelight.translate import Pair, Recipe, averaging, training, vocabulary
 from limelight.translate.data import Batch, batches, padded
 from limelight.translate.defaults import advice_on, choices_for
 from limelight.translate.training import loss_of
@@ -237,3 +237,30 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path, monkeypatch: 
     assert "going on after update 3, in epoch 1" in again.stderr
     a, b = (load_file(tmp_path / folder / "model.safetensors") for folder in ("whole", "parts"))
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_mean_of_trainings(tmp_path: Path) -> None:
+    """The mean of two trainings from one start, computed from their files, and models that have no mean."""
+    pairs = toy_pairs()
+    translate.train(pairs, tmp_path / "start", TINY)
+    for name, dropout in (("a", 0.1), ("b", 0.3)):
+        recipe = replace(TINY, epochs=1, dropout=dropout)
+        translate.train(pairs, tmp_path / name, recipe, start=tmp_path / "start")
+    averaging.main(str(tmp_path / "mean"), [str(tmp_path / "a"), str(tmp_path / "b")])
+    a, b, mean = (load_file(tmp_path / name / "model.safetensors") for name in ("a", "b", "mean"))
+    assert a.keys() == mean.keys()
+    for name, x in mean.items():
+        torch.testing.assert_close(x.double(), (a[name].double() + b[name].double()) / 2, rtol=1e-3, atol=1e-6)
+    assert any((a[name] != b[name]).any() for name in a)
+    assert translate.load(tmp_path / "mean")("the cat sees a dog.").text
+
+    translate.train(pairs, tmp_path / "wide", replace(TINY, epochs=1, hidden=96))
+    with pytest.raises(ValueError, match="other layers or sizes"):
+        averaging.mean_of([tmp_path / "a", tmp_path / "wide"])
+    file = tmp_path / "b" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    pieces = tokenizer["model"]["vocab"]
+    pieces["a"], pieces["c"] = pieces["c"], pieces["a"]
+    file.write_text(json.dumps(tokenizer), encoding="utf-8")
+    with pytest.raises(ValueError, match="another vocabulary"):
+        averaging.mean_of([tmp_path / "a", tmp_path / "b"])

@@ -19,8 +19,12 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-// b.s = P ∘ F and x.dx = dx from logits in b.s and dO Vᵀ in x.dx. What has no weight has no gradient, even
-// where its value is not finite.
+// dx = P (dP − δ). What has no weight has no gradient, even where its value is not finite.
+template <class C> LIMELIGHT_INLINE Vec<C> gradient_of_weight(Vec<C> weight, Vec<C> difference) {
+    return weight == C(0) ? Vec<C>{} : flush_subnormal<C>(weight * difference);
+}
+
+// b.s = P ∘ F and x.dx = dx from logits in b.s and dO Vᵀ in x.dx.
 template <class C, int NV> void logit_gradients(const GradientTile<C>& x, const Block<C>& b, C* dx) {
     constexpr int W = kWidth<C>, lanes = NV * W;
     const bool drops = b.p.dropout > 0, later = drops || x.one_block;
@@ -32,9 +36,9 @@ template <class C, int NV> void logit_gradients(const GradientTile<C>& x, const 
             // No logit is above m; the largest of large ones may be rounded differently here.
             const Vec<C> z = load(b.s + i) - load(x.m + v * W);
             const Vec<C> e = exp2(z > C(0) ? Vec<C>{} : z);
-            const Vec<C> weight = e * load(x.inverse + v * W) + e * load(x.rest + v * W);
+            const Vec<C> weight = flush_subnormal<C>(e * load(x.inverse + v * W) + e * load(x.rest + v * W));
             store(b.s + i, weight);
-            if (!later) store(dx + i, weight == C(0) ? Vec<C>{} : weight * (load(dx + i) - load(x.delta + v * W)));
+            if (!later) store(dx + i, gradient_of_weight<C>(weight, load(dx + i) - load(x.delta + v * W)));
             else if (!drops) sums[v] += weight == C(0) ? Vec<C>{} : weight * load(dx + i);
         }
     if (!later) return;
@@ -44,14 +48,14 @@ template <class C, int NV> void logit_gradients(const GradientTile<C>& x, const 
             const Vec<C> weight = load(b.s + i),
                          delta = sums[i / W % NV] - load(x.dlse + i % lanes) +
                                  load(x.delta + i % lanes) * C(0);  // NaN where that is
-            store(dx + i, weight == C(0) ? Vec<C>{} : weight * (load(dx + i) - delta));
+            store(dx + i, gradient_of_weight<C>(weight, load(dx + i) - delta));
         }
         return;
     }
     const C factor = C(1 / (1 - b.p.dropout));
     for_kept(b, [&](int64_t i, IntVec<C> kept) {
         const Vec<C> weight = load(b.s + i), dweight = kept ? load(dx + i) * factor : Vec<C>{};
-        store(dx + i, weight == C(0) ? Vec<C>{} : weight * (dweight - load(x.delta + i % lanes)));
+        store(dx + i, gradient_of_weight<C>(weight, dweight - load(x.delta + i % lanes)));
         store(b.s + i, kept ? weight * factor : Vec<C>{});
     });
 }

@@ -59,6 +59,11 @@ template <class T> LIMELIGHT_INLINE Vec<T> magnitude(Vec<T> v) {
     return (Vec<T>)((IntVec<T>)v & std::numeric_limits<typename Simd<T>::Bit>::max());
 }
 
+// 0 in place of subnormal numbers, with which some processors multiply very slowly.
+template <class T> LIMELIGHT_INLINE Vec<T> flush_subnormal(Vec<T> v) {
+    return magnitude<T>(v) < std::numeric_limits<T>::min() ? Vec<T>{} : v;
+}
+
 // Hides a constant's value, without which GCC makes two instructions of a maximum with it.
 template <class V> LIMELIGHT_INLINE V opaque(V v) {
 #if defined(__AVX512F__) || (defined(__x86_64__) && LIMELIGHT_BYTES <= 32)

@@ -58,7 +58,7 @@ def test_long(sizes: tuple[int, ...], dtype: torch.dtype, two_threads: None) -> 
 
 
 def test_weights_around_the_smallest_number() -> None:
-    """A head whose weights lie around 1e-38, of which the kernels take those below 2⁻¹²⁶ for 0: cosines say less."""
+    """A head whose weights lie around 1e-38, of which the kernels take those below 1.7e-38 for 0: cosines say less."""
     q, k = torch.randn(1, 3, 1, 1, generator=generator(1)), torch.randn(1, 1, 131, 1, generator=generator(2))
     p = {"q": q, "k": k, "mask": ~ll.Window(97), "bias": ll.ALiBi(3), "temperature": 0.3, "softcap": 0.7}
     sink = torch.tensor([0.0, -2.4, 1.7])

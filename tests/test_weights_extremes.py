@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -80,3 +81,20 @@ def test_what_is_no_number_is_sent_as_far_as_it_goes() -> None:
     want = ll.weights(q, k, bias=ll.DenseBias(bias.dense(512))).T @ u
     assert torch.equal(got.isnan(), want.isnan())
     assert torch.equal(got.isinf(), want.isinf())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_no_weight_is_subnormal(dtype: torch.dtype, isa: str) -> None:
+    """Weights that fall by a tenth of a power of two from key to key reach 0 without subnormal numbers on the way.
+
+    They are what the keys receive from a single query.
+    """
+    smallest = torch.finfo(dtype).tiny
+    M = 1400 if dtype == torch.float32 else 11_000
+    k = torch.arange(M, dtype=dtype)[None, None, :, None] * -0.1 * math.log(2)
+    A = ll.weights(torch.ones(1, 1, 1, 1, dtype=dtype), k, scale=1.0)
+    found, exact = A.received().flatten(), torch.softmax(k.double().flatten(), 0)
+    assert ((found == 0) | (found >= smallest)).all()
+    kept = exact > 2 * smallest
+    assert 0 < (~kept).sum() < M
+    torch.testing.assert_close(found[kept].double(), exact[kept], rtol=M * torch.finfo(dtype).eps, atol=0.0)

@@ -254,6 +254,14 @@ def test_the_mean_of_trainings(tmp_path: Path) -> None:
     assert any((a[name] != b[name]).any() for name in a)
     assert translate.load(tmp_path / "mean")("the cat sees a dog.").text
 
+    models.save(
+        models.build(
+            {"model_type": "gpt2", "n_embd": 12, "n_layer": 1, "n_head": 3, "vocab_size": 17, "n_positions": 19}
+        ),
+        tmp_path / "gpt2",
+    )
+    with pytest.raises(ValueError, match="not a translator"):
+        averaging.mean_of([tmp_path / "gpt2"])
     translate.train(pairs, tmp_path / "wide", replace(TINY, epochs=1, hidden=96))
     with pytest.raises(ValueError, match="other layers or sizes"):
         averaging.mean_of([tmp_path / "a", tmp_path / "wide"])

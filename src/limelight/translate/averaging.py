@@ -32,7 +32,8 @@ def mean_of(folders: Sequence[str | Path]) -> Seq2Seq:
     if not folders:
         raise ValueError("mean_of: give at least one folder")
     first, *others = (models.load(folder, dtype=torch.float32) for folder in folders)
-    assert isinstance(first, Seq2Seq)
+    if not isinstance(first, Seq2Seq):
+        raise ValueError(f"{folders[0]} is a {type(first).__name__}, not a translator")
     pieces = vocabulary.read(Path(folders[0])).get_vocab()
     parameters = dict(first.named_parameters())
     for folder, other in zip(folders[1:], others, strict=True):

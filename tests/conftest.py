@@ -68,7 +68,11 @@ def seed_everything(name: str) -> None:
 
 def generator(*key: int) -> torch.Generator:
     """Return a generator seeded from LIMELIGHT_TEST_SEED and a key."""
+    generator.made += 1  # type: ignore[attr-defined]
     return torch.Generator().manual_seed(zlib.crc32(repr((SEED, *key)).encode()))
+
+
+generator.made = 0  # type: ignore[attr-defined]
 
 
 def examples(count: int) -> int:

@@ -20,6 +20,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from conftest import seed_everything
+
 Case = Callable[[], None]
 
 
@@ -47,7 +49,7 @@ def _process(rank: int, size: int, port: int, folder: str, cases: list[Case], ti
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
     for case in cases:
-        torch.manual_seed(len(case.__name__))
+        seed_everything(case.__name__)
         try:
             case()
             text = ""

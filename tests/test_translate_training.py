@@ -6,6 +6,8 @@ import gzip
 import json
 import random
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -128,8 +130,9 @@ class Interrupted(Exception):
     pass
 
 
-def test_an_interrupted_training_comes_to_the_same_result(tmp_path: Path) -> None:
-    recipe = replace(TINY, merges_dropped=0.3)
+@pytest.mark.parametrize("muon", [False, True])
+def test_an_interrupted_training_comes_to_the_same_result(tmp_path: Path, muon: bool) -> None:
+    recipe = replace(TINY, merges_dropped=0.3, muon=muon)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     best = translate.train(toy_pairs(), whole, recipe)
     stops = iter((3, 7, 33))
@@ -237,6 +240,27 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path, monkeypatch: 
     assert "going on after update 3, in epoch 1" in again.stderr
     a, b = (load_file(tmp_path / folder / "model.safetensors") for folder in ("whole", "parts"))
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_processes_share_every_batch(tmp_path: Path) -> None:
+    """Without dropout three processes make the steps of one, also for batches of fewer sentences than processes."""
+    file = tmp_path / "pairs.tsv"
+    file.write_text("".join(f"{source}\t{target}\n" for source, target in toy_pairs(150)), encoding="utf-8")
+    sizes = ["--width", "16", "--heads", "2", "--hidden", "24", "--encoder-layers", "1", "--decoder-layers", "1"]
+    command = ["train", str(file), *sizes, "--epochs", "1", "--tokens", "15", "--vocabulary", "60", "--dropout", "0"]
+    command += ["--held-out", "20", "--validated", "10", "--rate", "3e-3", "--warm-up", "0", "--muon"]
+    together = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "limelight"]
+    runs = [[sys.executable, "-m", "limelight"], together]
+    outputs = [
+        subprocess.run([*run, *command, "--out", str(tmp_path / str(n))], capture_output=True, text=True, check=True)
+        for n, run in enumerate(runs)
+    ]
+    assert outputs[1].stdout.count("BLEU") == 1
+    one, three = (load_file(tmp_path / str(n) / "training.safetensors") for n in range(2))
+    assert one.keys() == three.keys()
+    assert one["step"] == three["step"] > 20
+    a, b = (torch.cat([x.flatten() for name, x in run.items() if name.startswith("model.")]) for run in (one, three))
+    assert float((a - b).norm() / a.norm()) < 0.01
 
 
 def test_the_mean_of_trainings(tmp_path: Path) -> None:

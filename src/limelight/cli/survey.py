@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from limelight.cli._processes import processes
 from limelight.cli._shared import model_option
 
 
@@ -34,7 +35,7 @@ def command(files: tuple[str, ...], model: str | None, out: str, field: str, who
 
     folder, target = Path(model or shipped()), Path(out)
     corpus = Corpus([Path(file) for file in files], field, whole_files)
-    with _processes() as rank, _progress(rank) as progress:
+    with processes() as rank, _progress(rank) as progress:
         found = survey(folder, corpus, target, progress=progress)
     if found is None:
         return
@@ -57,21 +58,6 @@ def command(files: tuple[str, ...], model: str | None, out: str, field: str, who
 def _name(folder: Path) -> str:
     """Return the name of a model: its folder, or the package that carries the folder as ``model``."""
     return folder.parent.name if folder.name == "model" else folder.name
-
-
-@contextmanager
-def _processes() -> Iterator[int]:
-    """Join the processes that torchrun has started, and yield this one's rank; 0 without torchrun."""
-    import torch.distributed as dist
-
-    if not dist.is_torchelastic_launched():
-        yield 0
-        return
-    dist.init_process_group("gloo", timeout=timedelta(days=7))  # other processes may have much more work
-    try:
-        yield dist.get_rank()
-    finally:
-        dist.destroy_process_group()
 
 
 @contextmanager

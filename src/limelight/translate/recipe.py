@@ -12,7 +12,7 @@ from limelight.translate.augmentation import Shares
 
 _SHARES = ("names", "numbers", "phrases", "quotes", "joined")
 _MAY_BE_ZERO = (
-    *("dropout", "label_smoothing", "merges_dropped", "consistency", "warm_up", "seed", "average", "bfloat16"),
+    *("dropout", "label_smoothing", "merges_dropped", "consistency", "warm_up", "seed", "average", "bfloat16", "muon"),
     *_SHARES,
 )
 
@@ -35,6 +35,8 @@ class Recipe:
         epochs: passes over the pairs, at most.
         part: share of the pairs in each epoch.
         tokens: target tokens in a batch.
+        muon: matrices inside the layers change by orthogonal steps (Muon); everything else, and by default
+            everything, by those of Adam.
         rate: peak learning rate, after the warm-up; it falls to 0 along a cosine.
         warm_up: updates in which the rate rises.
         clip: largest norm of the gradient.
@@ -68,6 +70,7 @@ class Recipe:
     epochs: int = 20
     part: float = 1.0
     tokens: int = 2500
+    muon: bool = False
     rate: float = 1e-3
     warm_up: int = 1500
     clip: float = 1.0

@@ -32,12 +32,15 @@ def train_with_progress(
     distilled: str | None = None,
     finish: bool = False,
     command: str = "",
+    quiet: bool = False,
 ) -> bool:
     """Train with a bar, or with lines where the standard error is a file; return whether it was completed.
 
-    ``command`` is the command that continues a training that was stopped.
+    ``command`` is the command that continues a training that was stopped; with ``quiet`` nothing is shown, since
+    another process shows it.
     """
     console = messages_console()
+    console.quiet = quiet
     given = read_pairs(pairs, note=lambda text: console.print(printable(f"note: {text}"), style="yellow"))
     recipe = _recipe_for(given, choices, console, advise=start is None)
     if threads is not None:
@@ -67,7 +70,8 @@ def train_with_progress(
     except Stopped as where:
         console.print(printable(f"{where}: saved in {folder}. To go on: {command}"))
         return False
-    print(f"{folder}: BLEU {best:.2f} on sentences that it was not trained on")
+    if not quiet:
+        print(f"{folder}: BLEU {best:.2f} on sentences that it was not trained on")
     return True
 
 

@@ -27,7 +27,9 @@ from limelight.translate.augmentation import Augmenter
 from limelight.translate.copying import WORDS
 from limelight.translate.data import Batch, Pair, batches, divide, padded
 from limelight.translate.merges import Merges
+from limelight.translate.muon import Muon
 from limelight.translate.recipe import Recipe
+from limelight.translate.team import Team
 from limelight.translate.warm_start import begin_with
 from limelight.translate.words import known_words
 
@@ -60,7 +62,8 @@ class _State:
 
     model: Seq2Seq
     average: dict[str, Tensor]
-    optimizer: torch.optim.Optimizer
+    optimizers: list[torch.optim.Optimizer]
+    team: Team
     begun: dict[str, Tensor]  # the parameters at the start
     step: int = 0
     epoch: int = 0
@@ -97,6 +100,10 @@ def train(
     If ``folder`` holds an interrupted training with the same recipe, it is continued, with the same result as if it
     had not been interrupted.
 
+    Where there is a process group (``torchrun``), its processes share every batch: each computes the gradients of its
+    part, and all make the same step. Two processes of one thread each are faster than one of two threads. Their number
+    changes the model a little, by dropout and by the rounding of sums.
+
     Args:
         pairs: pairs of sentences.
         folder: the folder of the model and of the state of its training.
@@ -115,15 +122,17 @@ def train(
     """
     folder, start = Path(folder), None if start is None else Path(start)
     _needs_sacrebleu()
+    team = Team()
     training, references = split_for_training(pairs, recipe)
-    tokenizer = _begin(folder, training, recipe, start, distilled)
+    with team.first_one_first():
+        tokenizer = _begin(folder, training, recipe, start, distilled)
     augmenter = Augmenter(training if distilled is None else distilled, recipe.shares)
-    state = _restored(folder, recipe, tokenizer, start)
+    state = _restored(folder, recipe, tokenizer, start, team)
     if state.step:
         resumed(state.step, state.epoch)
     if finish:
         with _averaged(state, recipe.blend):
-            models.save(copy.deepcopy(state.model).half(), folder)
+            _keep(state, folder)
             return bleu(state.model, tokenizer, references)
     autosave, seen = _Autosave(folder, save_every, stop), 0
     while state.epoch < recipe.epochs and not _ended(state.scores, recipe.patience):
@@ -144,11 +153,17 @@ def _end_epoch(
     with _averaged(state, recipe.blend):
         score = bleu(state.model, tokenizer, references)
         if score > max(state.scores, default=-1.0):
-            models.save(copy.deepcopy(state.model).half(), folder)
+            _keep(state, folder)
     state.scores.append(score)
     state.epoch, state.done = state.epoch + 1, 0
     _save(folder, state)
     return score
+
+
+def _keep(state: _State, folder: Path) -> None:
+    """Save the model itself, in float16."""
+    if state.team.writes:
+        models.save(copy.deepcopy(state.model).half(), folder)
 
 
 class _Autosave:
@@ -159,7 +174,7 @@ class _Autosave:
         self._saved_at = time.monotonic()
 
     def __call__(self, state: _State) -> None:
-        stopping = self._stop()
+        stopping = state.team.any(self._stop())
         if stopping or time.monotonic() - self._saved_at > self._seconds:
             _save(self._folder, state)
             self._saved_at = time.monotonic()
@@ -200,24 +215,31 @@ def _rest_of_epoch(
 def _update(state: _State, batch: Batch, recipe: Recipe, share: float) -> float:
     """Make one step of Adam, after a ``share`` of the whole training."""
     state.model.train()
-    torch.manual_seed(recipe.seed * 1_000_003 + state.step)  # dropout of a step depends on its number alone
-    with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
-        loss = loss_of(state.model, batch, recipe.label_smoothing, recipe.consistency)
-    state.optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    nn.utils.clip_grad_norm_(state.model.parameters(), recipe.clip)
+    parameters, team = list(state.model.parameters()), state.team
+    state.model.zero_grad(set_to_none=True)
+    # The dropout of a step depends on its number and the process alone.
+    torch.manual_seed((recipe.seed * 1_000_003 + state.step) * team.size + team.rank)
+    part, loss = team.part(batch), torch.zeros(())
+    if len(part.target):
+        with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
+            mean = loss_of(state.model, part, recipe.label_smoothing, recipe.consistency)
+        loss = mean * (part.target_lengths.sum() / batch.target_lengths.sum())
+        loss.backward()
+    team.sum_gradients(parameters)
+    nn.utils.clip_grad_norm_(parameters, recipe.clip)
     state.step += 1
     warm = state.step / recipe.warm_up if recipe.warm_up else 1.0
     fallen = max(0.0, (share - 1 + recipe.falling) / recipe.falling)
-    for group in state.optimizer.param_groups:
-        group["lr"] = recipe.rate * min(1.0, warm) * 0.5 * (1 + math.cos(math.pi * fallen))
-    state.optimizer.step()
+    for optimizer in state.optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate * min(1.0, warm) * 0.5 * (1 + math.cos(math.pi * fallen))
+        optimizer.step()
     state.done += 1
     # The average starts with a faster decay, so that it forgets the initial parameters.
     keep = min(recipe.average, (1 + state.step) / (10 + state.step))
     with torch.no_grad():
         torch._foreach_lerp_(list(state.average.values()), list(_parameters(state.model).values()), 1 - keep)
-    return float(loss.detach())
+    return float(team.sum([loss.detach()])[0])
 
 
 def loss_of(model: Seq2Seq, batch: Batch, label_smoothing: float = 0.0, consistency: float = 0.0) -> Tensor:
@@ -310,7 +332,6 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 _RECIPE, _STATE = "recipe.json", "training.safetensors"
-_MOMENTS = "exp_avg", "exp_avg_sq"
 
 
 def _digest(pairs: list[Pair]) -> str:
@@ -357,35 +378,50 @@ def _begin(
     return tokenizer
 
 
-def _restored(folder: Path, recipe: Recipe, tokenizer: Tokenizer, start: Path | None) -> _State:
+def _restored(folder: Path, recipe: Recipe, tokenizer: Tokenizer, start: Path | None, team: Team) -> _State:
     torch.manual_seed(recipe.seed)
     model = models.build(recipe.config(tokenizer))
     assert isinstance(model, Seq2Seq)
     if start is not None:
         begin_with(model, models.load(start, dtype=torch.float32))
-    named = dict(model.named_parameters())
-    optimizer = torch.optim.Adam(named.values(), lr=recipe.rate, betas=(0.9, 0.98), eps=1e-9, fused=True)
     average, begun = ({name: x.clone() for name, x in _parameters(model).items()} for _ in range(2))
-    state = _State(model, average, optimizer, begun)
+    state = _State(model, average, _optimizers(model, recipe, team), team, begun)
     if not (folder / _STATE).is_file():
         return state
     tensors = load_file(folder / _STATE)
+    named = dict(model.named_parameters())
     for name, x in named.items():
         x.data.copy_(tensors[f"model.{name}"])
         state.average[name].copy_(tensors[f"average.{name}"])
-        moments = {moment: tensors[f"{moment}.{name}"] for moment in _MOMENTS}
-        optimizer.state[x] = {"step": tensors["step"].float(), **moments}
+    for optimizer in state.optimizers:
+        own = {x for group in optimizer.param_groups for x in group["params"]}
+        for kind, name in (key.split(".", 2)[1:] for key in tensors if key.startswith("optimizer.")):
+            if named[name] in own:
+                optimizer.state[named[name]][kind] = tensors[f"optimizer.{kind}.{name}"]
     state.step, state.epoch, state.done = (int(tensors[name]) for name in ("step", "epoch", "done"))
     state.scores = tensors["scores"].tolist()
     return state
 
 
+def _optimizers(model: Seq2Seq, recipe: Recipe, team: Team) -> list[torch.optim.Optimizer]:
+    """Return Adam, and before it Muon for the matrices inside the layers if the recipe says so."""
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, x in model.named_parameters():
+        (matrices if recipe.muon and x.ndim == 2 and ".blocks." in name else others).append(x)
+    adam = torch.optim.Adam(others, lr=recipe.rate, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    return [Muon(matrices, recipe.rate, team=team), adam] if recipe.muon else [adam]
+
+
 def _save(folder: Path, state: _State) -> None:
     """Save the state in one step: a training that is killed while it saves still has what it saved before."""
+    if not state.team.writes:
+        return
     tensors = {f"average.{name}": x for name, x in state.average.items()}
+    remembered = {x: kinds for optimizer in state.optimizers for x, kinds in optimizer.state.items()}
     for name, x in state.model.named_parameters():
         tensors[f"model.{name}"] = x.data
-        tensors |= {f"{moment}.{name}": state.optimizer.state[x][moment] for moment in _MOMENTS}
+        tensors |= {f"optimizer.{kind}.{name}": value for kind, value in remembered[x].items()}
     for name in ("step", "epoch", "done"):
         tensors[name] = torch.tensor(getattr(state, name))
     tensors["scores"] = torch.tensor(state.scores, dtype=torch.float64)

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+
+
+def how_it_was_started() -> list[str]:
+    """Return the words before a command's own: ``limelight``, or those of torchrun with as many processes."""
+    import torch.distributed as dist
+
+    if not dist.is_torchelastic_launched():
+        return ["limelight"]
+    return ["torchrun", "--nproc-per-node", os.environ["WORLD_SIZE"], "-m", "limelight"]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from limelight.cli._processes import processes
+from limelight.cli._processes import how_it_was_started, processes
 from limelight.cli._shared import F
 
 _INTERRUPTED = 130  # exit code of a command that Ctrl-C ended
@@ -103,7 +103,7 @@ def command(
 
     recipe = {name: value for name, value in choices.items() if value is not None}
     given = {"out": out, "from": start, "distilled": distilled, "threads": threads, **recipe}
-    again = ["limelight", "train", pairs]
+    again = [*how_it_was_started(), "train", pairs]
     for name, value in given.items():
         if value is not None:
             again += [f"--{name.replace('_', '-')}"] if value is True else [f"--{name.replace('_', '-')}", str(value)]

@@ -41,6 +41,7 @@ def main() -> None:
             line, failed = run(seed, sys.argv[2:], Path(folder) / "drawing.txt")
             print(f"seed {seed}: {line} ({time.perf_counter() - start:.0f} s)", flush=True)
             for test in failed:
+                print(f"  {test}", flush=True)
                 failures[test].append(seed)
     for test, seeds in sorted(failures.items()):
         print(f"{test} failed under {', '.join(map(str, seeds))}")

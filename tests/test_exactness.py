@@ -209,9 +209,7 @@ def test_as_exact_as_the_dense_softmax_in_other_shapes(sizes: dict[str, int], is
 @pytest.mark.parametrize("N", [1, 3, 97])
 def test_short_sums_are_as_exact_as_the_dense_softmax(N: int, M: int, isa: str) -> None:
     """Rows with few keys, in which no error averages out: the exponential and the sum of each row show."""
-    heads = 4 * (
-        max(300 // N, 600 // M) + 1
-    )  # at least 1,200 queries, and 600 keys
+    heads = 4 * (max(300 // N, 600 // M) + 1)  # at least 1,200 queries, and 600 keys
     bounds = (1.15, 1.3) if isa == "baseline" else (FORWARD_BOUND, GRADIENT_BOUND)
     for D in (8, 67, 251):
         assert_as_exact_as_the_dense_softmax(1, heads, heads // 4, N, M, D, bounds=bounds, product=ChainedProduct.apply)

@@ -136,7 +136,8 @@ def test_every_call_of_every_step_is_recorded(name: str, truth: Any) -> None:
     assert [call.shape for call in record.log] == [tuple(x.shape) for x in weights]
     assert all(len(record.calls(module)) == 2 for module in record)
     for call, expected in zip(record.log, weights, strict=True):
-        assert torch.allclose(call.weights.dense().double(), expected, atol=1e-5)
+        # The queries and keys of the two runs differ by the roundings of all layers before, as their outputs do.
+        assert torch.allclose(call.weights.dense().double(), expected, atol=1e-4)
         N, M = call.shape[-2:]
         text = TEXT[name]
         assert call.kind == ("cross" if M == WORDS else "self")

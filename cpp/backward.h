@@ -18,6 +18,8 @@ template <class C> void add_parts(const std::vector<C>& parts, int64_t n, C* to)
 
 template <class C> void backward(Problem p, const Gradients& g, int threads) {
     constexpr int64_t tile_rows = kGradientTiles * kMaxLanes<C>;  // rows that are differentiated together
+    if (p.multiplications() < kWorthAThread) threads = 1;
+    const std::unique_ptr<C[]> copies = convert_keys_and_values<C>(p, threads);
     const std::unique_ptr<C[]> key_norms = measure_key_norms<C>(p, threads);
     const std::vector<int64_t> starts = tile_starts<C>(p, 0, p.N);
     const int64_t rows = p.Hq / p.Hkv * p.N, units = p.B * p.Hkv;
@@ -44,7 +46,6 @@ template <class C> void backward(Problem p, const Gradients& g, int threads) {
     const int64_t sums_by_diagonal = p.Hq * diagonals(p);
     std::vector<C> offsets(g.offsets ? p.B * ranges * sums_by_diagonal : 0);
     std::vector<C> slopes(g.slopes ? p.B * ranges * p.Hq : 0);
-    if (p.multiplications() < kWorthAThread) threads = 1;
     Arena measure{0};
     const GradientScratch<C> plan = lay_out_gradient<C>(p, g, measure);
     const bool summed = !g.part && !g.sums && std::any_of(plan.terms.begin(), plan.terms.end(), [](const auto& term) {

@@ -11,8 +11,12 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-// Keys in a step, and numbers from the scores of one row to those of the next.
-constexpr int64_t kDecodeStep = 128;
+// Keys are met in blocks of this many, and summed apart before they join the sums of a row.
+constexpr int64_t kBlock = 128;
+
+// Keys in a step of decoding at most, and numbers from the scores of one row to those of the next. A step is several blocks:
+// while reading changes between K and V, and while exponentials are computed, memory is not kept busy.
+constexpr int64_t kDecodeStep = 4 * kBlock;
 
 // The rows that share a tile of scores at most.
 template <class C> constexpr int kTileRows = kWidth<C> > 4 ? 4 : 2;
@@ -255,18 +259,30 @@ LIMELIGHT_INLINE void add_all_values(const C* p, Matrix<E> v, int64_t n, C* o, i
     }
 }
 
-// o[row] = decay[row] · o[row] + Σ p[row][key] v[key] over a step of n keys.
+// o[row] = decay[row] · o[row] + Σ p[row][key] v[key] over the keys [begin, end) of a step, which are a block.
 template <class C, class E>
-void decode_values(const C* p, Matrix<E> v, int64_t Dv, int64_t n, int rows, C* o, const C* decay,
-                   PrefetchDistance distance) {
+void decode_block(const C* p, Matrix<E> v, int64_t Dv, int64_t begin, int64_t end, int rows, C* o, const C* decay,
+                  PrefetchDistance distance) {
     constexpr int most = LIMELIGHT_REGISTERS >= 32 && kWidth<C> > 8 ? 8 : kTileRows<C>;
     by_rows<most>(rows, [&](int r, auto R) {
+        const C* weights = p + tiles_at(r) + begin / kTileKeys<C, R> * kWidth<C>;
         constexpr int room = LIMELIGHT_REGISTERS * 3 / 4 / R, F = room >= 8 ? 8 : room >= 4 ? 4 : 2;
         // The keys are passed through once for so many features, and as much earlier memory is prefetched.
         const int64_t passes = (Dv + F * kWidth<C> - 1) / (F * kWidth<C>);
         const Ahead ahead{r ? 0 : passes * distance.rows<E>(Dv), distance.into_first_cache};
-        add_all_values<C, E, R, F>(p + tiles_at(r), v, n, o + r * Dv, Dv, decay + r, ahead);
+        add_all_values<C, E, R, F>(weights, v.from(begin), end - begin, o + r * Dv, Dv, decay + r, ahead);
     });
+}
+
+// The same over a step of n keys.
+template <class C, class E>
+void decode_values(const C* p, Matrix<E> v, int64_t Dv, int64_t n, int rows, C* o, const C* decay,
+                   PrefetchDistance distance) {
+    constexpr int W = kWidth<C>;
+    alignas(64) C ones[W];
+    store(ones, broadcast(C(1)));
+    for (int64_t j = 0; j < n; j += kBlock)
+        decode_block(p, v, Dv, j, j + kBlock < n ? j + kBlock : n, rows, o, j ? ones : decay, distance);
 }
 
 }  // namespace limelight::LIMELIGHT_ISA

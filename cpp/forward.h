@@ -1,9 +1,7 @@
 // Attention over a whole problem: tasks, and the sums of rows whose keys are split over tasks.
 #pragma once
 
-#include <memory>
-
-#include "large_pages.h"
+#include "converted.h"
 #include "running_rows.h"
 
 namespace limelight::LIMELIGHT_ISA {
@@ -47,9 +45,11 @@ template <class C> bool write_squares(const Problem& p, int64_t batch, const Que
         factor[r] = end.factor, rest[r] = end.rest;
         write_normalisers(p, batch, x.rows[r], end);
     }
-    C* to = reinterpret_cast<C*>(address(p.out, batch, x.rows[0].head, x.rows[0].query));
-    transpose_squares(x.o, x.lanes(), p.Dv, x.lanes(), to, p.out.row,
-                      [&](Vec<C> o, int64_t r) { return scaled(o, load(factor + r), load(rest + r)); });
+    with_readable_type<C>(p.out.type, [&](auto e) {
+        auto* to = reinterpret_cast<decltype(e)*>(address(p.out, batch, x.rows[0].head, x.rows[0].query));
+        transpose_squares<C>(x.o, x.lanes(), p.Dv, x.lanes(), to, p.out.row,
+                             [&](Vec<C> o, int64_t r) { return scaled(o, load(factor + r), load(rest + r)); });
+    });
     return true;
 }
 
@@ -117,6 +117,8 @@ template <class C> void attend_task(const Problem& p, const Partition& c, const 
     TileGroup<C> group = lay_out_group<C>(p, c, arena);
     load_group(p, c, t, group);
     group.upcoming = &soon;
+    if (c.decode && plain(p) && !p.slopes && !p.dropout && !copied<C>(p.k, true) && !copied<C>(p.v, true))
+        group.step = kDecodeStep;  // otherwise there are passes over a block that have room for kBlock keys
     const bool goes_on = running && t.chunk == 0;  // the other chunks of keys join it
     for (int64_t i = 0; goes_on && i < group.count; ++i)
         load_running(p, *running, t.batch, group.tiles[i], group.transposing);
@@ -162,10 +164,11 @@ template <class C> std::unique_ptr<C[]> measure_key_norms(Problem& p, int thread
 
 // With `running`, rows continue from those sums and are not normalised at the end.
 template <class C> void forward(Problem p, const RunningRows* running, int threads) {
+    if (p.multiplications() < kWorthAThread) threads = 1;
+    const std::unique_ptr<C[]> copies = convert_keys_and_values<C>(p, threads);
     const std::unique_ptr<C[]> key_norms = measure_key_norms<C>(p, threads);
     const Partition c = partition<C>(p);
     advise_large_pages(running ? running->o : p.out, p.B, p.Hq, p.N, p.Dv);
-    if (p.multiplications() < kWorthAThread) threads = 1;
 
     const bool split = c.chunks > 1;
     const int64_t of_chunk = c.rows * partial_width(p);

@@ -165,9 +165,14 @@ template <class C, int R> LIMELIGHT_INLINE void tile_exponentials(C* s, int64_t 
         return e;
     };
     Vec<C> total{};
-    for (i = 0; i + 4 * W <= end; i += 4 * W)
-        total += (exponential(i) + exponential(i + W)) + (exponential(i + 2 * W) + exponential(i + 3 * W));
-    for (; i < end; i += W) total += exponential(i);
+    for (i = 0; i < end;) {  // as many as a block has with the most rows: longer chains lose digits
+        const int64_t apart = min(i + kBlock * kTileRows<C>, end);
+        Vec<C> sum{};
+        for (; i + 4 * W <= apart; i += 4 * W)
+            sum += (exponential(i) + exponential(i + W)) + (exponential(i + 2 * W) + exponential(i + 3 * W));
+        for (; i < apart; i += W) sum += exponential(i);
+        total += sum;
+    }
     total = join_lanes<C, K>(total, [](Vec<C> a, Vec<C> b) { return a + b; });
     const Vec<C> shrunk = exp2(before - base);
     for (int r = 0; r < R; ++r) {

@@ -7,9 +7,6 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-// Keys are met in blocks of this many; the scores of one block stay in the nearest cache.
-constexpr int64_t kBlock = kDecodeStep;
-
 template <class C> constexpr Type kType = sizeof(C) == 8 ? Type::f64 : Type::f32;
 template <class C> constexpr int kMaxLanes = 3 * kWidth<C>;
 
@@ -79,24 +76,29 @@ LIMELIGHT_INLINE Operand in_place(const Rows& x, int64_t batch, int64_t head) {
             x.scale ? x.scale + batch * x.scale_batch + head * x.scale_head : nullptr};
 }
 
-// to[d] = factor · from[d], filled with zeros up to `pitch`.
+// to[d] = factor · x[d]
+template <class C, class E> LIMELIGHT_INLINE void widen_numbers(const E* x, int64_t width, C factor, C* to) {
+    int64_t d = 0;
+    if constexpr (std::is_same_v<C, decltype(widen(E{}))>)
+        for (; d + kWidth<C> <= width; d += kWidth<C>) store(to + d, load_as<C>(x + d) * factor);
+    for (; d < width; ++d) to[d] = C(widen(x[d])) * factor;
+}
+
+// The same for numbers of any type, filled with zeros up to `pitch`.
 template <class C> LIMELIGHT_INLINE void widen_row(const char* from, Type type, int64_t width, C factor, C* to,
                                                    int64_t pitch) {
-    with_element_type(type, [&](auto e) {
-        using E = decltype(e);
-        const E* x = reinterpret_cast<const E*>(from);
-        int64_t d = 0;
-        if constexpr (std::is_same_v<C, decltype(widen(e))>)
-            for (; d + kWidth<C> <= width; d += kWidth<C>) store(to + d, load_as<C>(x + d) * factor);
-        for (; d < width; ++d) to[d] = C(widen(x[d])) * factor;
-    });
+    with_element_type(type,
+                      [&](auto e) { widen_numbers(reinterpret_cast<const decltype(e)*>(from), width, factor, to); });
     for (int64_t d = width; d < pitch; ++d) to[d] = 0;
 }
 
 // n rows of `width` in the compute type, one after the other.
 template <class C> Operand copy(const Operand& x, int64_t n, int64_t width, C* buffer) {
-    for (int64_t j = 0; j < n; ++j)
-        widen_row(x.from(j).data, x.type, width, x.scale ? C(x.scale[j]) : C(1), buffer + j * width, width);
+    with_element_type(x.type, [&](auto e) {
+        const auto from = x.as_matrix<decltype(e)>();
+        for (int64_t j = 0; j < n; ++j)
+            widen_numbers(from.row(j), width, x.scale ? C(x.scale[j]) : C(1), buffer + j * width);
+    });
     return {reinterpret_cast<const char*>(buffer), kType<C>, width};
 }
 
@@ -116,9 +118,9 @@ void gather(const Rows& x, int64_t batch, const Row* rows, int row_count, int la
     }
 }
 
-// Consecutive rows of x in the compute type are whole squares of vectors, which are transposed where they lie.
+// Consecutive rows of x are whole squares of vectors, which are transposed where they lie.
 template <class C> bool is_square(const Rows& x, int64_t width, bool consecutive) {
-    return consecutive && x.type == kType<C> && width % kWidth<C> == 0;
+    return consecutive && (x.type == Type::f64) == (sizeof(C) == 8) && width % kWidth<C> == 0;
 }
 
 // Brings the rows of a tile, times a factor, to its lanes, or one after the other where it decodes; `scratch` has room
@@ -126,11 +128,13 @@ template <class C> bool is_square(const Rows& x, int64_t width, bool consecutive
 template <class C, class Tile>
 void load_lanes(const Rows& from, int64_t width, C factor, int64_t batch, const Tile& x, C* to, C* scratch) {
     if (x.decode) return gather(from, batch, x.rows, x.row_count, x.row_count, width, factor, to, width);
-    if (is_square<C>(from, width, x.consecutive())) {
-        const C* rows = reinterpret_cast<const C*>(address(from, batch, x.rows[0].head, x.rows[0].query));
-        return transpose_squares(rows, from.row, x.lanes(), width, to, x.lanes(),
+    if (is_square<C>(from, width, x.consecutive()))
+        return with_readable_type<C>(from.type, [&](auto e) {
+            const auto* rows =
+                reinterpret_cast<const decltype(e)*>(address(from, batch, x.rows[0].head, x.rows[0].query));
+            transpose_squares<C>(rows, from.row, x.lanes(), width, to, x.lanes(),
                                  [&](Vec<C> row, int64_t) { return row * factor; });
-    }
+        });
     gather(from, batch, x.rows, x.row_count, x.lanes(), width, factor, scratch, width);
     transpose(scratch, width, x.lanes(), width, to, x.lanes());
 }

@@ -39,7 +39,7 @@ template <class C> bool store_running_squares(const Problem& p, const RunningRow
     if (!is_square<C>(y.o, p.Dv, x.consecutive())) return false;
     for (int r = 0; r < x.row_count; ++r) store_running(y, batch, x.rows[r], x.m[r], x.l[r]);
     C* to = reinterpret_cast<C*>(address(y.o, batch, x.rows[0].head, x.rows[0].query));
-    transpose_squares(x.o, x.lanes(), p.Dv, x.lanes(), to, y.o.row, [](Vec<C> o, int64_t) { return o; });
+    transpose_squares<C>(x.o, x.lanes(), p.Dv, x.lanes(), to, y.o.row, [](Vec<C> o, int64_t) { return o; });
     return true;
 }
 

@@ -14,10 +14,11 @@ template <class C> struct TileGroup {
     SpanBounds span_bounds;  // of all tiles
     Row* distinct;           // where that is not one run: the rows with spans of their own
     int distinct_count;
-    C* s;           // a block of scores; a panel for each tile where heads are computed side by side
-    int64_t panel;  // from one tile's scores to the next one's
-    C *k, *v;       // copies of a block
-    C* spare;       // for the logits
+    C* s;                   // a block of scores; a panel for each tile where heads are computed side by side
+    int64_t step = kBlock;  // keys in a block
+    int64_t panel;          // from one tile's scores to the next one's
+    C *k, *v;               // copies of a block
+    C* spare;               // for the logits
     C* transposing;
     C *q, *o, *m;  // of all tiles
     Upcoming* upcoming = nullptr;
@@ -31,8 +32,9 @@ template <class C> TileGroup<C> lay_out_group(const Problem& p, const Partition&
     y.tiles = arena.take<QueryTile<C>>(tiles);
     y.rows = arena.take<Row>(tiles * lanes);
     y.distinct = arena.take<Row>(tiles * lanes);
-    y.panel = c.heads_abreast > 1 ? kBlock * lanes : 0;
-    y.s = arena.take<C>(kBlock * lanes * c.heads_abreast);
+    const int64_t scores = c.decode ? 2 * kDecodeStep * kWidth<C> : kBlock * lanes;  // decoding: in lanes and in tiles
+    y.panel = c.heads_abreast > 1 ? scores : 0;
+    y.s = arena.take<C>(scores * c.heads_abreast);
     y.k = arena.take<C>(kBlock * p.D);
     y.v = arena.take<C>(kBlock * p.Dv);
     y.spare = arena.take<C>(logits_scratch(p, lanes));
@@ -106,8 +108,8 @@ void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visi
         run = all.one_run ? all.run(run.end, t.end)
                           : next_run(y.distinct, y.distinct_count, p.spans.count, run.end, t.end);
         if (run.empty()) break;
-        for (int64_t j = run.begin; j < run.end; j += kBlock) {
-            const Range block{j, min(j + kBlock, run.end)};
+        for (int64_t j = run.begin; j < run.end; j += y.step) {
+            const Range block{j, min(j + y.step, run.end)};
             const int64_t n = block.end - block.begin;
             Operand k{}, v{};
             int64_t loaded = -1;  // the head that k and v belong to

@@ -1,7 +1,7 @@
 // Between rows, as tensors lie in memory, and lanes, as the kernels want them.
 #pragma once
 
-#include "simd.h"
+#include "half.h"
 
 namespace limelight::LIMELIGHT_ISA {
 
@@ -20,19 +20,20 @@ template <class C, int half = kWidth<C> / 2> LIMELIGHT_INLINE void transpose_squ
     }
 }
 
-// to[c][r] = f(from[r][c …], c) for whole squares, where f changes a vector of consecutive columns from c on.
-template <class C, class F>
-void transpose_squares(const C* from, int64_t from_stride, int64_t rows, int64_t cols, C* to, int64_t to_stride,
+// to[c][r] = f(from[r][c …], c) for whole squares, where f changes a vector of consecutive columns from c on. Numbers are
+// converted as they are read and written.
+template <class C, class From, class To, class F>
+void transpose_squares(const From* from, int64_t from_stride, int64_t rows, int64_t cols, To* to, int64_t to_stride,
                        F&& f) {
     constexpr int W = kWidth<C>;
     for (int64_t r = 0; r < rows; r += W)
         for (int64_t c = 0; c < cols; c += W) {
             Vec<C> v[W];
 #pragma GCC unroll 16
-            for (int i = 0; i < W; ++i) v[i] = f(load(from + (r + i) * from_stride + c), c);
+            for (int i = 0; i < W; ++i) v[i] = f(load_as<C>(from + (r + i) * from_stride + c), c);
             transpose_square<C>(v);
 #pragma GCC unroll 16
-            for (int i = 0; i < W; ++i) store(to + (c + i) * to_stride + r, v[i]);
+            for (int i = 0; i < W; ++i) store_as<C>(to + (c + i) * to_stride + r, v[i]);
         }
 }
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "half.h"
+#include "kernels.h"
 
 namespace limelight::LIMELIGHT_ISA {
 
@@ -47,8 +48,8 @@ constexpr int64_t kInCache = 1 << 20;
 // By the size of K and V: the further away they are, the earlier it has to be.
 inline PrefetchDistance prefetch_distance(int64_t bytes) {
     if (bytes <= kInCache) return {};
-    if (bytes <= 16 * kInCache) return {4096, true};
-    return {8192, false};
+    if (bytes <= 16 * kInCache) return prefetches_from_last_cache() ? PrefetchDistance{} : PrefetchDistance{4096, true};
+    return {16384, false};
 }
 
 // Prefetching: beside each row of K or V, the row so many rows ahead, of its features [begin, end).
@@ -135,22 +136,26 @@ LIMELIGHT_INLINE void dot(const C* q, const E* k, int64_t D, C* s, int64_t apart
 template <class C, class E, int R, int T>
 LIMELIGHT_INLINE void score_tiles(const C* q, Matrix<E> k, int64_t D, C* s, Ahead ahead) {
     constexpr int W = kWidth<C>, K = kTileKeys<C, R>;
+    constexpr int side_by_side = K < 8 ? K : 8;  // keys; the machine's own prefetching follows no more of them well
     Vec<C> acc[T][W] = {};
     const auto add = [&](int t, int a, Vec<C> x, int64_t d) __attribute__((always_inline)) {
+        if constexpr (R > 1) x = opaque(x);  // GCC would load it again for every row
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) acc[t][r * K + a] += x * load(q + r * D + d);
     };
     int64_t d = 0;
-    for (; d + 2 * W <= D; d += 2 * W) {
-        if (ahead.covers(d)) ahead.prefetch(k, T * K, d, 2 * W);
 #pragma GCC unroll 8
-        for (int t = 0; t < T; ++t)
-#pragma GCC unroll 16
-            for (int a = 0; a < K; ++a) {
-                const VecPair<C> x = load_two<C>(k.row(t * K + a) + d);
-                add(t, a, x.first, d), add(t, a, x.second, d + W);
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+        for (int first = 0; first < K; first += side_by_side)
+            for (d = 0; d + 2 * W <= D; d += 2 * W) {
+                if (ahead.covers(d)) ahead.prefetch(k.from(t * K + first), side_by_side, d, 2 * W);
+#pragma GCC unroll 8
+                for (int a = first; a < first + side_by_side; ++a) {
+                    const VecPair<C> x = load_two<C>(k.row(t * K + a) + d);
+                    add(t, a, x.first, d), add(t, a, x.second, d + W);
+                }
             }
-    }
     if (d + W <= D) {
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t)
@@ -198,10 +203,17 @@ LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64
     constexpr int room = LIMELIGHT_REGISTERS / 2 / (R * F), most = K < 4 ? K : 4;
     constexpr int U = room > most ? most : room ? room : 1;  // sums of each number
     Vec<C> acc[U][R][F] = {};
+    const auto in_register = [](Vec<C> x) __attribute__((always_inline)) {
+        return R > 1 ? opaque(x) : x;  // GCC would load it again for every product
+    };
     const auto add = [&](Vec<C>(&sum)[R][F], int64_t j, const C* weights) __attribute__((always_inline)) {
-        const auto add_vector = [&](int f, Vec<C> x) __attribute__((always_inline)) {
+        Vec<C> weight[R];
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) sum[r][f] += weights[r / G * G * kDecodeStep + r % G * K] * x;
+        for (int r = 0; r < R; ++r) weight[r] = in_register(broadcast(weights[r / G * G * kDecodeStep + r % G * K]));
+        const auto add_vector = [&](int f, Vec<C> x) __attribute__((always_inline)) {
+            x = in_register(x);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) sum[r][f] += weight[r] * x;
         };
         if (ahead.rows) ahead.prefetch(v.from(j), 1, 0, F * W);
         if constexpr (F == 1) {

@@ -8,6 +8,9 @@
 
 namespace limelight {
 
+// True if the machine itself prefetches well what lies in its last cache, so that asking for it only takes time.
+bool prefetches_from_last_cache();
+
 struct Kernels {
     const char* name;
     // Writes `out`, and `lse` and `normalisers` where they are not null.

@@ -48,7 +48,9 @@ constexpr int64_t kInCache = 1 << 20;
 // By the size of K and V: the further away they are, the earlier it has to be.
 inline PrefetchDistance prefetch_distance(int64_t bytes) {
     if (bytes <= kInCache) return {};
-    if (bytes <= 16 * kInCache) return prefetches_from_last_cache() ? PrefetchDistance{} : PrefetchDistance{4096, true};
+    // With shorter vectors, requests take a smaller part of the time and have been of use.
+    const bool by_itself = LIMELIGHT_BYTES == 64 && prefetches_from_last_cache();
+    if (bytes <= 16 * kInCache) return by_itself ? PrefetchDistance{} : PrefetchDistance{4096, true};
     return {16384, false};
 }
 
@@ -132,6 +134,10 @@ LIMELIGHT_INLINE void dot(const C* q, const E* k, int64_t D, C* s, int64_t apart
         for (int r = 0; r < R; ++r) s[r * apart] += C(widen(k[d])) * q[r * D + d];
 }
 
+// True if what R rows use is kept in a register for them (in_register). Numbers that are converted are in registers anyway,
+// and sixteen are too few to hold more.
+template <class C, class E, int R> constexpr bool kKept = R > 1 && (std::is_same_v<C, E> || LIMELIGHT_REGISTERS >= 32);
+
 // Computes T tiles of R rows each.
 template <class C, class E, int R, int T>
 LIMELIGHT_INLINE void score_tiles(const C* q, Matrix<E> k, int64_t D, C* s, Ahead ahead) {
@@ -139,7 +145,7 @@ LIMELIGHT_INLINE void score_tiles(const C* q, Matrix<E> k, int64_t D, C* s, Ahea
     constexpr int side_by_side = K < 8 ? K : 8;  // keys; the machine's own prefetching follows no more of them well
     Vec<C> acc[T][W] = {};
     const auto add = [&](int t, int a, Vec<C> x, int64_t d) __attribute__((always_inline)) {
-        if constexpr (R > 1) x = opaque(x);  // GCC would load it again for every row
+        x = in_register<kKept<C, E, R>>(x);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) acc[t][r * K + a] += x * load(q + r * D + d);
     };
@@ -203,15 +209,13 @@ LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64
     constexpr int room = LIMELIGHT_REGISTERS / 2 / (R * F), most = K < 4 ? K : 4;
     constexpr int U = room > most ? most : room ? room : 1;  // sums of each number
     Vec<C> acc[U][R][F] = {};
-    const auto in_register = [](Vec<C> x) __attribute__((always_inline)) {
-        return R > 1 ? opaque(x) : x;  // GCC would load it again for every product
-    };
     const auto add = [&](Vec<C>(&sum)[R][F], int64_t j, const C* weights) __attribute__((always_inline)) {
         Vec<C> weight[R];
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) weight[r] = in_register(broadcast(weights[r / G * G * kDecodeStep + r % G * K]));
+        for (int r = 0; r < R; ++r)
+            weight[r] = in_register<kKept<C, E, R>>(broadcast(weights[r / G * G * kDecodeStep + r % G * K]));
         const auto add_vector = [&](int f, Vec<C> x) __attribute__((always_inline)) {
-            x = in_register(x);
+            x = in_register<kKept<C, E, R>>(x);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) sum[r][f] += weight[r] * x;
         };

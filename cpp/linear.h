@@ -11,55 +11,76 @@ namespace limelight::LIMELIGHT_ISA {
 
 constexpr int64_t kAskAhead = 4096;  // bytes by which memory is prefetched ahead of its use
 
-// total[r] = x[r] ∘ w, summed down to one vector, for R rows of x; the numbers after the last whole vector are left.
-template <class C, class E, int R>
-LIMELIGHT_INLINE void multiply_row(const C* x, const E* w, int64_t D, Vec<C> (&total)[R]) {
-    constexpr int W = kWidth<C>, U = R == 1 ? 8 : R == 2 ? 4 : R <= 4 ? 2 : 1;  // about eight sums in flight
-    Vec<C> acc[R][U] = {};
+// Rows of W that are read side by side for R rows of x, which are then loaded once for all of them: a load takes as long as
+// a product. Their sums fit into the registers beside a number of each.
+template <int R> constexpr int columns_at_once() {
+    constexpr int room = (LIMELIGHT_REGISTERS - 5) / R;
+    return R == 1 || room < 1 ? 1 : room < 4 ? room : 4;
+}
+
+// y[r][j] = x[r] · w[j] for R rows of x and J rows of W that lie `stride` apart, without the numbers after the last whole
+// vector.
+template <class C, class E, int R, int J>
+LIMELIGHT_INLINE void multiply_row(const C* x, const E* w, int64_t stride, int64_t D, C* y) {
+    constexpr int W = kWidth<C>, n = R * J, U = n == 1 ? 8 : n == 2 ? 4 : n <= 4 ? 2 : 1;  // about eight sums in flight
+    Vec<C> acc[U][R][J] = {};
+    const auto add = [&](Vec<C>(&sum)[R][J], int64_t d) __attribute__((always_inline)) {
+        Vec<C> column[J];
+#pragma GCC unroll 4
+        for (int j = 0; j < J; ++j) column[j] = in_register<(R > 1)>(load_as<C>(w + j * stride + d));
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const Vec<C> z = in_register<(J > 1)>(load(x + r * D + d));
+#pragma GCC unroll 4
+            for (int j = 0; j < J; ++j) sum[r][j] += column[j] * z;
+        }
+    };
     int64_t d = 0;
-    for (; d + U * W <= D; d += U * W) {
+    for (; d + U * W <= D; d += U * W)
 #pragma GCC unroll 8
         for (int u = 0; u < U; ++u) {
-            const Vec<C> y = load_as<C>(w + d + u * W);
-            __builtin_prefetch(reinterpret_cast<const char*>(w + d + u * W) + kAskAhead);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) acc[r][u] += y * load(x + r * D + d + u * W);
+#pragma GCC unroll 4
+            for (int j = 0; j < J; ++j)
+                __builtin_prefetch(reinterpret_cast<const char*>(w + j * stride + d + u * W) + kAskAhead);
+            add(acc[u], d + u * W);
         }
-    }
 #pragma GCC unroll 8
     for (int u = 0; u < U; ++u, d += W) {
         if (d + W > D) break;
-        const Vec<C> y = load_as<C>(w + d);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) acc[r][u] += y * load(x + r * D + d);
+        add(acc[u], d);
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int j = 0; j < J; ++j) {
 #pragma GCC unroll 8
-        for (int u = 1; u < U; ++u) acc[r][0] += acc[r][u];
-        total[r] = acc[r][0];
-    }
+            for (int u = 1; u < U; ++u) acc[0][r][j] += acc[u][r][j];
+            y[r * J + j] = sum<C>(acc[0][r][j]);
+        }
 }
 
-// Columns [begin, end) of the output of one matrix, for R rows of x in the compute type.
-template <class C, class E, int R>
+// Columns [begin, end) of the output of one matrix, for R rows of x in the compute type, J of them at a time.
+template <class C, class E, int R, int J = columns_at_once<R>()>
 void multiply_rows(const Linear& l, const LinearPart& part, const C* x, int64_t begin, int64_t end) {
     constexpr int W = kWidth<C>;
     const E *w = reinterpret_cast<const E*>(part.w), *bias = reinterpret_cast<const E*>(part.bias);
     E* out = reinterpret_cast<E*>(part.out);
     const int64_t whole = l.D / W * W;
-    for (int64_t j = begin; j < end; ++j) {
-        const E* row = w + j * part.stride;
-        Vec<C> total[R];
-        multiply_row<C, E, R>(x, row, l.D, total);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            C y = sum<C>(total[r]);
-            for (int64_t d = whole; d < l.D; ++d) y += x[r * l.D + d] * C(widen(row[d]));
-            if (bias) y += C(widen(bias[j]));
-            out[r * part.N + j] = narrow<E>(y);
-        }
+    int64_t first = begin;
+    for (; first + J <= end; first += J) {
+        C y[R * J];
+        multiply_row<C, E, R, J>(x, w + first * part.stride, part.stride, l.D, y);
+        for (int r = 0; r < R; ++r)
+            for (int j = 0; j < J; ++j) {
+                const E* row = w + (first + j) * part.stride;
+                C& total = y[r * J + j];
+                for (int64_t d = whole; d < l.D; ++d) total += x[r * l.D + d] * C(widen(row[d]));
+                if (bias) total += C(widen(bias[first + j]));
+                out[r * part.N + first + j] = narrow<E>(total);
+            }
     }
+    if constexpr (J > 1)
+        if (first < end) multiply_rows<C, E, R, 1>(l, part, x, first, end);
 }
 
 // The same for all rows of x: eight at once, then those that are left.

@@ -74,6 +74,9 @@ template <class V> LIMELIGHT_INLINE V opaque(V v) {
     return v;
 }
 
+// x in a register where it has several uses: GCC would load it again for each of them.
+template <bool several, class V> LIMELIGHT_INLINE V in_register(V x) { return several ? opaque(x) : x; }
+
 // Lane i of the result is lane at(i) of a, or lane at(i) − width of b.
 template <class T, class At, int... I>
 LIMELIGHT_INLINE Vec<T> shuffle(Vec<T> a, Vec<T> b, At at, std::integer_sequence<int, I...>) {

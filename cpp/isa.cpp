@@ -46,8 +46,7 @@ std::atomic<const Kernels*> chosen{nullptr};
 
 }  // namespace
 
-// Measured: AMD's Zen 4 reads faster without requests, an Intel Xeon with them.
-bool prefetches_from_last_cache() {
+bool made_by_amd() {
 #if defined(LIMELIGHT_X86)
     static const bool amd = (__builtin_cpu_init(), __builtin_cpu_is("amd"));
     return amd;

@@ -8,8 +8,8 @@
 
 namespace limelight {
 
-// True if the machine itself prefetches well what lies in its last cache, so that asking for it only takes time.
-bool prefetches_from_last_cache();
+// True on processors of AMD, whose caches are prefetched in another way than Intel's.
+bool made_by_amd();
 
 struct Kernels {
     const char* name;

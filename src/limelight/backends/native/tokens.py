@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,13 @@ from limelight.core.torch_modes import is_eager
 
 _threads = torch.get_num_threads
 _grad_enabled = torch.is_grad_enabled
-_FEW_ROWS = 8  # of x; with more, torch's matrix product is as fast
+
+# Rows of x up to which the kernels compute; with more, torch's matrix product is as fast. It is so earlier where the
+# processor multiplies bfloat16 by itself.
+_FEW_ROWS = dict.fromkeys(TYPES, 8)
+_capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+if _capabilities.get("avx512_bf16"):
+    _FEW_ROWS[torch.bfloat16] = 4
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -35,7 +42,7 @@ def _linears_of_few_rows(x: Tensor, layers: Sequence[tuple[Tensor, Tensor | None
     shape, dtype = x.shape, x.dtype
     D = shape[-1]
     rows = x.numel() // D if D else 0
-    if rows > _FEW_ROWS or not _computes_tokens(x):
+    if rows > _FEW_ROWS.get(dtype, 0) or not _computes_tokens(x):
         return None
     grad = _grad_enabled()
     for weight, bias in layers:

@@ -46,8 +46,9 @@ struct PrefetchDistance {
 constexpr int64_t kInCache = 1 << 20;
 
 // By the size of K and V: the further away they are, the earlier it has to be. Those of a few megabytes lie in the last
-// cache if nothing else was read since the last step, and in memory if a model's weights were. AMD's Zen 4 is best served
-// with requests into the second cache in both cases; on an Intel Xeon only the first was measured, where the first cache is better.
+// cache if nothing else was read since the last step, and in memory if a model's weights were. Requests into the second
+// cache serve AMD's Zen 4 best in the second case, and cost little in the first. On an Intel Xeon only the first was measured,
+// where the first cache is better.
 inline PrefetchDistance prefetch_distance(int64_t bytes) {
     if (bytes <= kInCache) return {};
     if (bytes > 16 * kInCache) return {16384, false};
@@ -95,6 +96,9 @@ template <class C, int R> constexpr int tiles_at_once() {
     while (2 * tiles * R * kTileKeys<C, R> <= LIMELIGHT_REGISTERS * 3 / 4) tiles *= 2;
     return tiles;
 }
+
+// Numbers in the tiles of as many rows as lanes.
+template <class C> constexpr int64_t kTileNumbers = (kWidth<C> + 4) * kDecodeStep;
 
 // Where the tiles of rows from the `first` on begin; three rows have room for four.
 constexpr int64_t tiles_at(int first) { return (LIMELIGHT_REGISTERS < 32 ? (4 * first + 2) / 3 : first) * kDecodeStep; }

@@ -32,7 +32,8 @@ template <class C> TileGroup<C> lay_out_group(const Problem& p, const Partition&
     y.tiles = arena.take<QueryTile<C>>(tiles);
     y.rows = arena.take<Row>(tiles * lanes);
     y.distinct = arena.take<Row>(tiles * lanes);
-    const int64_t scores = c.decode ? 2 * kDecodeStep * kWidth<C> : kBlock * lanes;  // decoding: in lanes and in tiles
+    const int64_t decoded = kDecodeStep * kWidth<C> + kTileNumbers<C>;  // in lanes and in tiles
+    const int64_t scores = c.decode ? decoded : kBlock * lanes;
     y.panel = c.heads_abreast > 1 ? scores : 0;
     y.s = arena.take<C>(scores * c.heads_abreast);
     y.k = arena.take<C>(kBlock * p.D);

@@ -14,7 +14,7 @@ from test_gradients import check as check_gradients
 
 
 def operands(B: int, Hq: int, Hkv: int, N: int, M: int, D: int, Dv: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Queries, keys and values whose rows lie as far apart as those of a model's projections: (B, rows, heads, width)."""
+    """Queries, keys and values whose rows lie as far apart as those of a model: (B, rows, heads, width), transposed."""
 
     def rows(heads: int, n: int, width: int) -> Tensor:
         return torch.randn(B, n, heads, width).to(dtype).transpose(1, 2)

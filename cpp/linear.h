@@ -1,7 +1,7 @@
 // x Wᵀ + bias for a few rows of x: reading W is the whole cost, as reading K is in decoding.
 //
-// Several matrices that share x are read in one call. Each is read once, one row after the other from its first number
-// to its last, for all rows of x together; how the work is cut depends on the matrices alone.
+// Several matrices that share x are read in one call. Each is read once, a few rows at a time from their first number
+// to their last, for all rows of x together; how the work is cut depends on the matrices alone.
 #pragma once
 
 #include "rows.h"

@@ -7,6 +7,33 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
+#if defined(LIMELIGHT_X86) && LIMELIGHT_BYTES == 64
+
+// The bits of 2^(i / 16) as floats, minus i << 19: see exp2.
+alignas(64) constexpr int32_t kPowers[16] = {0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
+                                             0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c,
+                                             0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
+
+// 2ˣ = 2^(n / 16) · 2ᶠ with n = round(16 x), |f| ≤ 1/32. Adding `magic` rounds x to sixteenths and leaves n in the low mantissa
+// bits, of which the last four choose a number of the table. Shifted into the exponent, n brings along these four as
+// the first of the mantissa, which is what the table has too little. Compared with a polynomial for |f| ≤ 1/2 this takes
+// fewer instructions, and three quarters of the time until the result is known: the processor overlaps few exponentials.
+// x is at most slightly above 0 here. Numbers below the smallest normal one are 0: a multiply-add with a subnormal number takes
+// an Intel processor 200 times as long as with others. NaN stays NaN.
+LIMELIGHT_INLINE Vec<float> exp2(Vec<float> x) {
+    constexpr float magic = 0x1.8p19f;
+    const Vec<float> shifted = x + magic;
+    const Vec<float> f = x - (shifted - magic);
+    // (2ᶠ − 1): minimax of degree 3 for |f| ≤ 1/32, with an error of 1e-9.
+    Vec<float> p = f * 0.0555021353f + 0.240234286f;
+    p = (p * f + 0.693147182f) * f;
+    const __m512i n = (__m512i)shifted, power = _mm512_permutexvar_epi32(n, _mm512_load_si512(kPowers));
+    const Vec<float> t = (Vec<float>)_mm512_add_epi32(power, _mm512_slli_epi32(n, 19));
+    return x < opaque(broadcast(-126.0f)) ? Vec<float>{} : t + t * p;
+}
+
+#else
+
 // 2ˣ = 2ⁿ⁻¹ · 2 · 2ᶠ with n = round(x), |f| ≤ 1/2. Adding `magic` rounds x to an integer and leaves n − 1 + bias in the low
 // mantissa bits, ready to be shifted into an exponent. x is at most slightly above 0 here. For the lowest n that exponent
 // is 0, which makes the result exactly 0: it would be a subnormal number, with which a multiply-add takes an Intel
@@ -26,6 +53,8 @@ LIMELIGHT_INLINE Vec<float> exp2(Vec<float> x) {
     p = p * f + 2.0f;
     return p * (Vec<float>)((IntVec<float>)shifted << 23);
 }
+
+#endif
 
 LIMELIGHT_INLINE Vec<double> exp2(Vec<double> x) {
     constexpr double magic = 0x1.8p52 + 1022;

@@ -21,7 +21,7 @@ namespace limelight::LIMELIGHT_ISA {
 
 // dx = P (dP − δ). What has no weight has no gradient, even where its value is not finite.
 template <class C> LIMELIGHT_INLINE Vec<C> gradient_of_weight(Vec<C> weight, Vec<C> difference) {
-    return weight == C(0) ? Vec<C>{} : flush_subnormal<C>(weight * difference);
+    return weight == C(0) ? Vec<C>{} : weight * difference;
 }
 
 // b.s = P ∘ F and x.dx = dx from logits in b.s and dO Vᵀ in x.dx.
@@ -34,9 +34,8 @@ template <class C, int NV> void logit_gradients(const GradientTile<C>& x, const 
         for (int v = 0; v < NV; ++v) {
             const int64_t i = j * lanes + v * W;
             // No logit is above m; the largest of large ones may be rounded differently here.
-            const Vec<C> z = load(b.s + i) - load(x.m + v * W);
-            const Vec<C> e = exp2(z > C(0) ? Vec<C>{} : z);
-            const Vec<C> weight = flush_subnormal<C>(e * load(x.inverse + v * W) + e * load(x.rest + v * W));
+            const Vec<C> e = exp2(smaller(opaque(Vec<C>{}), load(b.s + i) - load(x.m + v * W)));
+            const Vec<C> weight = e * load(x.inverse + v * W) + e * load(x.rest + v * W);
             store(b.s + i, weight);
             if (!later) store(dx + i, gradient_of_weight<C>(weight, load(dx + i) - load(x.delta + v * W)));
             else if (!drops) sums[v] += weight == C(0) ? Vec<C>{} : weight * load(dx + i);

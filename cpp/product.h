@@ -25,6 +25,17 @@ template <class C> struct Term {
 // Keys that are multiplied at a time.
 constexpr int kProductKeys = 12;
 
+// Vectors of features that are multiplied at a time, at most.
+constexpr int kProductVectors = LIMELIGHT_REGISTERS >= 32 && LIMELIGHT_BYTES == 64 ? 4 : 3;
+
+// Keys in a register tile with NV vectors of features: as many as fit and divide kProductKeys, so that none are left, with
+// which a tile would have too few sums to keep the multiply-add units busy.
+template <int NV> constexpr int product_tile_keys() {
+    int keys = kProductKeys;
+    while (keys * NV > kSums<NV>) keys = keys > 6 ? 6 : keys - 1;
+    return keys;
+}
+
 // The first `n` numbers of a vector, and zeros.
 template <class C> LIMELIGHT_INLINE Vec<C> load_part(const C* p, int64_t n) {
     Vec<C> v{};
@@ -47,17 +58,17 @@ LIMELIGHT_INLINE void tile_product(const Term<C>* terms, int count, int64_t a, i
 #pragma GCC unroll 4
         for (int64_t d = 0; d < term.n; ++d) {
             Vec<C> v[NV];
-#pragma GCC unroll 3
+#pragma GCC unroll 4
             for (int b = 0; b < NV; ++b) v[b] = load(y + d * term.stride + b * W);
-#pragma GCC unroll 32
+#pragma GCC unroll 42
             for (int i = 0; i < K; ++i)
-#pragma GCC unroll 3
+#pragma GCC unroll 4
                 for (int b = 0; b < NV; ++b) acc[i][b] += x[i * term.pitch + d] * v[b];
         }
     }
-#pragma GCC unroll 32
+#pragma GCC unroll 42
     for (int i = 0; i < K; ++i)
-#pragma GCC unroll 3
+#pragma GCC unroll 4
         for (int b = 0; b < NV; ++b) {
             C* to = c + (a + i) * stride + feature + b * W;
             if (!tail) store(to, load(to) + acc[i][b]);
@@ -65,7 +76,7 @@ LIMELIGHT_INLINE void tile_product(const Term<C>* terms, int count, int64_t a, i
         }
 }
 
-template <class C, int NV, int K = kTile<NV> < kProductKeys ? kTile<NV> : kProductKeys>
+template <class C, int NV, int K = product_tile_keys<NV>()>
 void product_keys(const Term<C>* terms, int count, int64_t a, int64_t end, int64_t feature, C* c, int64_t stride,
                   int64_t tail) {
     for (; a + K <= end; a += K) tile_product<C, K, NV>(terms, count, a, feature, c, stride, tail);
@@ -73,18 +84,27 @@ void product_keys(const Term<C>* terms, int count, int64_t a, int64_t end, int64
         if (a < end) product_keys<C, NV, (K + 1) / 2>(terms, count, a, end, feature, c, stride, tail);
 }
 
+// The keys [a, end) and all features from f on: NV vectors at a time while there are as many, but none alone at the end.
+template <class C, int NV>
+void product_features(const Term<C>* terms, int count, int64_t a, int64_t end, int64_t f, int64_t width, C* c,
+                      int64_t stride) {
+    constexpr int W = kWidth<C>;
+    if constexpr (NV == 1) {
+        for (; f < width; f += W)
+            product_keys<C, 1>(terms, count, a, end, f, c, stride, f + W <= width ? 0 : width - f);
+    } else {
+        for (; f + NV * W <= width && (NV == 2 || f + (NV + 1) * W != width); f += NV * W)
+            product_keys<C, NV>(terms, count, a, end, f, c, stride, 0);
+        product_features<C, NV - 1>(terms, count, a, end, f, width, c, stride);
+    }
+}
+
 // `keys` rows of c, each of `width` features, a few at a time, so that their weights stay in the nearest cache
 // together with all of y. The rows of y are filled up to whole vectors.
 template <class C> void product(const Term<C>* terms, int count, int64_t keys, int64_t width, C* c, int64_t stride) {
-    constexpr int W = kWidth<C>;
     for (int64_t a = 0; a < keys; a += kProductKeys) {
         const int64_t end = min(a + kProductKeys, keys);
-        int64_t f = 0;
-        for (; f + 3 * W <= width && f + 4 * W != width; f += 3 * W)
-            product_keys<C, 3>(terms, count, a, end, f, c, stride, 0);
-        for (; f + 2 * W <= width; f += 2 * W) product_keys<C, 2>(terms, count, a, end, f, c, stride, 0);
-        for (; f < width; f += W)
-            product_keys<C, 1>(terms, count, a, end, f, c, stride, f + W <= width ? 0 : width - f);
+        product_features<C, kProductVectors>(terms, count, a, end, 0, width, c, stride);
     }
 }
 

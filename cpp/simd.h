@@ -55,13 +55,11 @@ template <class T> LIMELIGHT_INLINE void store(T* p, Vec<T> v) { std::memcpy(p, 
 // it reaches the sums through the exponential.
 template <class V> LIMELIGHT_INLINE V larger(V a, V b) { return a > b ? a : b; }
 
+// min(a, NaN) = NaN.
+template <class V> LIMELIGHT_INLINE V smaller(V a, V b) { return a < b ? a : b; }
+
 template <class T> LIMELIGHT_INLINE Vec<T> magnitude(Vec<T> v) {
     return (Vec<T>)((IntVec<T>)v & std::numeric_limits<typename Simd<T>::Bit>::max());
-}
-
-// 0 in place of subnormal numbers, with which some processors multiply very slowly.
-template <class T> LIMELIGHT_INLINE Vec<T> flush_subnormal(Vec<T> v) {
-    return magnitude<T>(v) < std::numeric_limits<T>::min() ? Vec<T>{} : v;
 }
 
 // Hides a constant's value, without which GCC makes two instructions of a maximum with it.

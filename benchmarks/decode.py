@@ -6,7 +6,7 @@
     python benchmarks/decode.py --cold       # caches of 1 MB and more, with other memory read before every call
 
 A step reads its cache once: the limit is the larger of the time of reading this memory and that of its multiply-adds,
-both measured beside each shape, for caches of 1 MB and more. Bytes are compared with SDPA on the float32
+both measured in turns with each shape, for caches of 1 MB and more. Bytes are compared with SDPA on the float32
 cache that they stand for. The last line is one call for sequences of different lengths against one call for each.
 
 In repeated calls, K and V of a few megabytes stay in the processor's caches. In a model, weights are read between two
@@ -55,11 +55,14 @@ class Shape:
         return 4.0 * KEY_HEADS * self.rows * self.keys * self.width
 
     def calls(self) -> dict[str, Call]:
-        """Return both contestants, and reading the cache once."""
+        """Return both contestants, reading the cache once, and as many multiply-adds as the two products have."""
         dtype = torch.float32 if self.kind == "bytes" else TYPES[self.kind]
         q = torch.randn(1, KEY_HEADS * self.rows, 1, self.width).to(dtype)
         k, v = (torch.randn(1, KEY_HEADS, self.keys, self.width).to(dtype) for _ in range(2))
-        calls: dict[str, Call] = {"SDPA": lambda: scaled_dot_product_attention(q, k, v, enable_gqa=self.rows > 1)}
+        calls: dict[str, Call] = {
+            "SDPA": lambda: scaled_dot_product_attention(q, k, v, enable_gqa=self.rows > 1),
+            "multiply-adds": lambda: backends.multiply_adds(1, self.flops),
+        }
         if self.kind != "bytes":
             reading = lambda: backends.read_once(1, k, v)  # noqa: E731
             return calls | {"limelight": lambda: ll.attention(q, k, v), "reading": reading}
@@ -111,7 +114,7 @@ def measure(shape: Shape, seconds: float, cold: bool) -> Result:
     times = best_when_cold(calls, turns=8) if cold else best(calls, seconds)
     share = None
     if shape.bytes >= LIMITED:
-        share = max(shape.flops / backends.peak_flops(1, False), times["reading"]) / times["limelight"]
+        share = max(times["multiply-adds"], times["reading"]) / times["limelight"]
     return Result(shape, times["SDPA"] / times["limelight"], share)
 
 

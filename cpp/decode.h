@@ -45,14 +45,13 @@ struct PrefetchDistance {
 // So many bytes of K and V stay in the second cache, and need no prefetching.
 constexpr int64_t kInCache = 1 << 20;
 
-// By the size of K and V: the further away they are, the earlier it has to be. Those of a few megabytes lie in the last
-// cache if nothing else was read since the last step, and in memory if a model's weights were. Requests into the second
-// cache serve AMD's Zen 4 best in the second case, and cost little in the first. On an Intel Xeon only the first was measured,
-// where the first cache is better.
+// By the size of K and V. Those of a few megabytes lie in the last cache if nothing else was read since the last step, and in
+// memory if a model's weights were. AMD's Zen 4 is served best by requests into the second cache, further ahead the further
+// away K and V are. On an Intel Xeon requests into the first cache are better in both cases and for every size.
 inline PrefetchDistance prefetch_distance(int64_t bytes) {
     if (bytes <= kInCache) return {};
-    if (bytes > 16 * kInCache) return {16384, false};
-    return made_by_amd() ? PrefetchDistance{8192, false} : PrefetchDistance{4096, true};
+    if (!made_by_amd()) return {4096, true};
+    return {bytes > 16 * kInCache ? 16384 : 8192, false};
 }
 
 // Prefetching: beside each row of K or V, the row so many rows ahead, of its features [begin, end).
@@ -193,14 +192,16 @@ LIMELIGHT_INLINE void row_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, 
 }
 
 // The scores q[row] · k[key] of a step of n keys. Where rows need several tiles, keys are met in chunks that stay in the
-// nearest cache for all of them, and each prefetches its share.
+// nearest cache for all of them. What goes into that cache is prefetched by the first tile alone, since the others find their
+// keys there; otherwise each prefetches its share.
 template <class C, class E>
 void decode_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, int rows, C* s, PrefetchDistance distance) {
-    const int64_t chunk = rows <= kTileRows<C> ? n : 16;
+    const int64_t chunk = rows <= kTileRows<C> ? n : D * sizeof(E) <= 512 ? 32 : 16;
     for (int64_t j = 0; j < n; j += chunk)
         by_rows<kTileRows<C>>(rows, [&](int r, auto R) {
             constexpr int padded = kWidth<C> / kTileKeys<C, R>;  // rows with those that are empty
-            const Ahead ahead{distance.rows<E>(D), distance.into_first_cache, D * r / rows, D * (r + R) / rows};
+            Ahead ahead{distance.rows<E>(D), distance.into_first_cache, D * r / rows, D * (r + R) / rows};
+            if (distance.into_first_cache) ahead.begin = 0, ahead.end = r ? 0 : D;
             row_scores<C, E, R>(q + r * D, k.from(j), D, n - j < chunk ? n - j : chunk, s + tiles_at(r) + j * padded,
                                 ahead);
         });

@@ -56,14 +56,23 @@ template <class C, int NV>
 void visible_scores(const Block<C>& b, Range partial, const C* q, const Operand& k, int64_t D, C* s, C* top,
                     AlibiBias<C> alibi_bias, int64_t chain) {
     constexpr int W = kWidth<C>;
-    if (!partial.empty()) std::memset(s, 0, b.n * NV * W * sizeof(C));
+    const auto clear = [&](int64_t begin, int64_t end, int first, int last) {
+        for (int64_t j = begin; j < end; ++j)
+            for (int v = first; v < last; ++v) store(s + (j * NV + v) * W, Vec<C>{});
+    };
+    int64_t done = 0;  // keys
     for_each_piece<C, NV>(b, partial, [&](const Piece& piece) {
         const int lane = piece.first * W;
+        clear(done, piece.begin, 0, NV);
+        clear(piece.begin, piece.end, 0, piece.first);
+        clear(piece.begin, piece.end, piece.first + piece.count, NV);
         with_vectors<NV>(piece.count, [&](auto count) {
             all_scores<C, count, NV>(q + lane, k.as_matrix<C>().data, k.stride, D, piece.end, s + lane,
                                      top ? top + lane : nullptr, alibi_bias.from(lane), chain, b.upcoming, piece.begin);
         });
+        done = piece.end;
     });
+    clear(done, b.n, 0, NV);
 }
 
 // As all_values, for all keys of a block that rows see; elsewhere p may be anything.

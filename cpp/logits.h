@@ -143,12 +143,46 @@ template <class C> void mask_dense(const Block<C>& b, C* scratch) {
         store(b.s + i, load(turned + i) != C(0) ? load(b.s + i) : broadcast(-kInf<C>));
 }
 
+// As mask_spans, for rows with one span each. Along the edges of a band most vectors of rows see all of a key or nothing of
+// it, and only the others are compared.
+template <class C> void mask_one_span(const Block<C>& b, Range partial) {
+    constexpr int W = kWidth<C>;
+    const Range keys{partial.begin - b.first, partial.end - b.first};
+    for (int lane = 0; lane < b.lanes; lane += W) {
+        alignas(64) C begin[W], end[W];
+        int64_t first_begin = b.n, last_begin = 0, first_end = b.n, last_end = 0;
+        for (int r = 0; r < W; ++r) {
+            const int32_t* span = b.rows[min(lane + r, b.row_count - 1)].spans;
+            const int64_t from = min(max(span[0] - b.first, 0), b.n), to = min(max(span[1] - b.first, 0), b.n);
+            begin[r] = C(from), end[r] = C(to);
+            first_begin = min(first_begin, from), last_begin = max(last_begin, from);
+            first_end = min(first_end, to), last_end = max(last_end, to);
+        }
+        const auto forbid = [&](int64_t from, int64_t to) {
+            for (int64_t j = max(from, keys.begin); j < min(to, keys.end); ++j)
+                store(b.s + j * b.lanes + lane, broadcast(-kInf<C>));
+        };
+        const auto compare = [&](int64_t from, int64_t to) {
+            for (int64_t j = max(from, keys.begin); j < min(to, keys.end); ++j) {
+                const Vec<C> key = broadcast(C(j));
+                C* s = b.s + j * b.lanes + lane;
+                store(s, (load(begin) <= key) & (key < load(end)) ? load(s) : broadcast(-kInf<C>));
+            }
+        };
+        forbid(0, first_begin);
+        compare(first_begin, last_begin);
+        compare(max(last_begin, first_end), last_end);  // every lane sees the keys between the two
+        forbid(last_end, b.n);
+    }
+}
+
 // Key j of the block is allowed to a lane where begin ≤ j < end for one of its spans. Relative to
 // the block these are small whole numbers, exact in floating point. Only the keys of `partial` differ. Of many
 // spans, as of strides, only those are looked at that meet them.
 template <class C> void mask_spans(const Block<C>& b, Range partial, C* scratch) {
     constexpr int64_t few = 4;
     const int64_t count = b.p.spans.count;
+    if (count == 1) return mask_one_span(b, partial);
     const auto spans_of_lane = [&](int r) { return b.rows[min(r, b.row_count - 1)].spans; };
     const auto first_of = [&](const int32_t* of_row) {
         return count <= few ? 0 : first_span(of_row, count, partial.begin);

@@ -17,15 +17,18 @@ template <class F> double seconds(F&& f) {
 
 }  // namespace
 
+void multiply_adds(int threads, double flops, bool wide) {
+    const double rounds = flops / kernels().multiply_add_loop(1, wide) / threads;
+    parallel(threads, threads, 0, [&](int64_t, char*) {
+        volatile double keep = kernels().multiply_add_loop(std::max<int64_t>(int64_t(rounds), 1), wide);
+        (void)keep;
+    });
+}
+
 double peak_flops(int threads, bool wide) {
+    const double flops = threads * 2000000.0 * kernels().multiply_add_loop(1, wide);
     double best = 0;
-    for (int i = 0; i < 8; ++i) {
-        const double t = seconds([&] {
-            parallel(threads, threads, 0, [&](int64_t, char*) { kernels().multiply_add_loop(2000000, wide); });
-        });
-        const double done = threads * 2000000.0 * kernels().multiply_add_loop(1, wide);
-        best = std::max(best, done / t);
-    }
+    for (int i = 0; i < 8; ++i) best = std::max(best, flops / seconds([&] { multiply_adds(threads, flops, wide); }));
     return best;
 }
 

@@ -315,6 +315,9 @@ NB_MODULE(_native, m) {
     m.def("set_isa", &set_isa, "name"_a, "Use this instruction set from now on.");
     m.def("peak_flops", &peak_flops, "threads"_a, "wide"_a = false, nb::call_guard<nb::gil_scoped_release>(),
           "Measure the multiply-add peak of the machine, in floating-point operations a second.");
+    m.def("multiply_adds", &multiply_adds, "threads"_a, "flops"_a, "wide"_a = false,
+          nb::call_guard<nb::gil_scoped_release>(),
+          "Do so many floating-point operations in multiply-adds that wait for nothing.");
     m.def("read_bandwidth", &read_bandwidth, "threads"_a, "bytes"_a = int64_t(256) << 20,
           nb::call_guard<nb::gil_scoped_release>(),
           "Measure the bandwidth of reading so many bytes of memory in order, again and again, in bytes a second.");

@@ -87,6 +87,10 @@ LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_
     }
 }
 
+// Keys by which values are prefetched ahead of their use. A register tile takes a few numbers from each row of V; where rows
+// are 512 bytes long and more, few of them fit into the first cache together, since their addresses differ by a power of two.
+constexpr int64_t kValuesAhead = 4;
+
 // o = decay · o + Σ p v. The block is summed apart first: a sum over all keys in one chain would lose digits.
 template <class C, int K, int NV, int L>
 LIMELIGHT_INLINE void tile_values(const C* p, const C* v, int64_t stride, int64_t n, C* o, const C* decay) {
@@ -94,6 +98,7 @@ LIMELIGHT_INLINE void tile_values(const C* p, const C* v, int64_t stride, int64_
     Vec<C> acc[K][NV] = {};
 #pragma GCC unroll 4
     for (int64_t j = 0; j < n; ++j) {
+        __builtin_prefetch(v + (j + kValuesAhead) * stride, 0, 3);
         Vec<C> x[NV];
 #pragma GCC unroll 3
         for (int b = 0; b < NV; ++b) x[b] = load(p + (j * L + b) * W);

@@ -29,7 +29,7 @@ def _missing(*args: Any, **options: Any) -> NoReturn:
     raise RuntimeError(MESSAGE)
 
 
-set_isa = peak_flops = read_bandwidth = read_once = _missing
+set_isa = peak_flops = multiply_adds = read_bandwidth = read_once = _missing
 Problem = ordinary_sizes = plain_problem = attention = attention_int8 = _missing
 cut = forward = backward = statistics = _missing
 Request = Gradients = AllowedKeys = _missing

@@ -23,6 +23,7 @@ ordinary_sizes = kernels.ordinary_sizes
 available_isas = kernels.available_isas
 set_isa = kernels.set_isa
 peak_flops = kernels.peak_flops
+multiply_adds = kernels.multiply_adds
 read_bandwidth = kernels.read_bandwidth
 shares_threads = kernels.shares_threads
 
@@ -45,6 +46,7 @@ __all__ = [
     "linears",
     "merge_rows",
     "move_to_large_pages",
+    "multiply_adds",
     "ordinary_sizes",
     "peak_flops",
     "plain_attention",

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 import limelight as ll
+from limelight import backends
+from limelight.cli._bench.machine import cpu_name
 from limelight.core.masks import Mask
 
 Sizes = tuple[int, int, int, int, int, int]  # B, Hq, Hkv, N, M, D
@@ -74,7 +76,7 @@ def forward_cases() -> list[Case]:
     """Return the cases of the forward pass."""
     n = 2048
     square, small = (1, 8, 8, n, n, 64), (1, 8, 8, 1024, 1024, 64)
-    half = 1.25 if torch.ops.mkldnn._is_mkldnn_fp16_supported() else 1.9  # SDPA is fast where the CPU has float16
+    half = 1.25 if _float16_is_fast() else 1.9
     return [
         Case("full, n=1024", small, goal=1.25, share=0.85, peers=True),
         Case("full, n=2048", square, goal=1.25, share=0.85),
@@ -144,6 +146,12 @@ def tiny_cases() -> list[Case]:
         ),
         Case("tiny: forward and backward", tiny, training=True, goal=1 / 1.2, limited=False),
     ]
+
+
+def _float16_is_fast() -> bool:
+    """Return True where SDPA has a fast path: the CPU computes with float16, or MKL converts it, on Intel's AVX-512."""
+    converted = "Intel" in cpu_name() and "avx512" in backends.available_isas()
+    return converted or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 def _below(n: int, left: int | None = None) -> int:

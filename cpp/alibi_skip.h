@@ -9,7 +9,7 @@
 
 namespace limelight::LIMELIGHT_ISA {
 
-// From here down exp2 is 0.
+// Below this exp2 is 0.
 template <class C> constexpr C kLowest = sizeof(C) == 8 ? C(-1022) : C(-126);
 
 // Below this many rows, looking at the keys costs more than it saves.

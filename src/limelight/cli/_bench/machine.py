@@ -39,10 +39,11 @@ def _with_family(name: str) -> str:
     """Return a name that tells generations apart, which virtual machines leave out of a server's name."""
     info = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     numbers = [re.search(rf"^{what}\s*:\s*(\d+)$", info, re.MULTILINE) for what in ("cpu family", "model")]
-    if name not in ("AMD EPYC", "AMD EPYC Processor", "Intel(R) Xeon(R) Processor") or None in numbers:
+    general = re.sub(r"\s*@.*", "", name)  # without the frequency
+    if general not in ("AMD EPYC", "AMD EPYC Processor", "Intel(R) Xeon(R) Processor") or None in numbers:
         return name
     family, model = (int(x.group(1)) for x in numbers if x is not None)
-    return f"{name}, family {family} model {model}"
+    return f"{general}, family {family} model {model}"
 
 
 def file_name(cpu: str) -> str:

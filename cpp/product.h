@@ -28,11 +28,11 @@ constexpr int kProductKeys = 12;
 // Vectors of features that are multiplied at a time, at most.
 constexpr int kProductVectors = LIMELIGHT_REGISTERS >= 32 && LIMELIGHT_BYTES == 64 ? 4 : 3;
 
-// Keys in a register tile with NV vectors of features: as many as fit and divide kProductKeys, so that none are left, with
-// which a tile would have too few sums to keep the multiply-add units busy.
+// Keys in a register tile with NV vectors of features: as many as fit and divide kProductKeys. A tile of the keys that are
+// left otherwise has too few sums to keep the multiply-add units busy.
 template <int NV> constexpr int product_tile_keys() {
     int keys = kProductKeys;
-    while (keys * NV > kSums<NV>) keys = keys > 6 ? 6 : keys - 1;
+    while (keys * NV > kSums<NV> || kProductKeys % keys) --keys;
     return keys;
 }
 
@@ -60,13 +60,13 @@ LIMELIGHT_INLINE void tile_product(const Term<C>* terms, int count, int64_t a, i
             Vec<C> v[NV];
 #pragma GCC unroll 4
             for (int b = 0; b < NV; ++b) v[b] = load(y + d * term.stride + b * W);
-#pragma GCC unroll 42
+#pragma GCC unroll 32
             for (int i = 0; i < K; ++i)
 #pragma GCC unroll 4
                 for (int b = 0; b < NV; ++b) acc[i][b] += x[i * term.pitch + d] * v[b];
         }
     }
-#pragma GCC unroll 42
+#pragma GCC unroll 32
     for (int i = 0; i < K; ++i)
 #pragma GCC unroll 4
         for (int b = 0; b < NV; ++b) {

@@ -232,6 +232,13 @@ def test_flushing_of_subnormals_changes_nothing(two_threads: None) -> None:
         torch.set_flush_denormal(False)
 
 
+def test_the_kernels_leave_the_arithmetic_of_threads_as_it_was(two_threads: None) -> None:
+    """While they run, subnormal results are 0; what torch computes afterwards, on all threads, is not flushed."""
+    ll.attention(*(torch.randn(1, 8, 128, 64) for _ in range(3)))
+    smallest = torch.finfo(torch.float32).tiny
+    assert (torch.full((1 << 20,), smallest) / 2 > 0).all()
+
+
 def test_tensors_without_memory() -> None:
     q, k, _ = qkv(Hkv=6)
     zero = torch._efficientzerotensor((2, 6, 43, 5))

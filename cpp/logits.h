@@ -165,8 +165,9 @@ template <class C> void mask_one_span(const Block<C>& b, Range partial) {
         const auto compare = [&](int64_t from, int64_t to) {
             for (int64_t j = max(from, keys.begin); j < min(to, keys.end); ++j) {
                 const Vec<C> key = broadcast(C(j));
+                const IntVec<C> inside = (load(begin) <= key) & (key < load(end));
                 C* s = b.s + j * b.lanes + lane;
-                store(s, (load(begin) <= key) & (key < load(end)) ? load(s) : broadcast(-kInf<C>));
+                store(s, inside ? load(s) : broadcast(-kInf<C>));
             }
         };
         forbid(0, first_begin);

@@ -47,7 +47,7 @@ constexpr int64_t kInCache = 1 << 20;
 
 // By the size of K and V. Those of a few megabytes lie in the last cache if nothing else was read since the last step, and in
 // memory if a model's weights were. AMD's Zen 4 is served best by requests into the second cache, further ahead the further
-// away K and V are. On an Intel Xeon requests into the first cache are better in both cases and for every size.
+// away K and V are. On an Intel Xeon requests into the first cache are better in both cases, and at nearly every size.
 inline PrefetchDistance prefetch_distance(int64_t bytes) {
     if (bytes <= kInCache) return {};
     if (!made_by_amd()) return {4096, true};

@@ -1,4 +1,4 @@
-// x Wᵀ + bias for a few rows of x: reading W is the whole cost, as reading K is in decoding.
+// x Wᵀ + bias, and a residual where given, for a few rows of x: reading W is the whole cost, as reading K is in decoding.
 //
 // Several matrices that share x are read in one call. Each is read once, a few rows at a time from their first number
 // to their last, for all rows of x together; how the work is cut depends on the matrices alone.
@@ -64,6 +64,7 @@ template <class C, class E, int R, int J = columns_at_once<R>()>
 void multiply_rows(const Linear& l, const LinearPart& part, const C* x, int64_t begin, int64_t end) {
     constexpr int W = kWidth<C>;
     const E *w = reinterpret_cast<const E*>(part.w), *bias = reinterpret_cast<const E*>(part.bias);
+    const E* residual = reinterpret_cast<const E*>(part.residual);
     E* out = reinterpret_cast<E*>(part.out);
     const int64_t whole = l.D / W * W;
     int64_t first = begin;
@@ -76,7 +77,9 @@ void multiply_rows(const Linear& l, const LinearPart& part, const C* x, int64_t 
                 C& total = y[r * J + j];
                 for (int64_t d = whole; d < l.D; ++d) total += x[r * l.D + d] * C(widen(row[d]));
                 if (bias) total += C(widen(bias[first + j]));
-                out[r * part.N + first + j] = narrow<E>(total);
+                const int64_t at = r * part.N + first + j;
+                if (residual) total += C(widen(residual[at]));
+                out[at] = narrow<E>(total);
             }
     }
     if constexpr (J > 1)

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -9,7 +10,6 @@
 #include <array>
 #include <optional>
 #include <stdexcept>
-#include <tuple>
 
 #include "kernels.h"
 #include "large_pages.h"
@@ -17,6 +17,7 @@
 #include "pass_rows.h"
 #include "problem_of_tensors.h"
 #include "thread_pool.h"
+#include "tokens_of_tensors.h"
 #include "torch_threads.h"
 
 namespace nb = nanobind;
@@ -25,11 +26,11 @@ using namespace limelight;
 
 namespace {
 
-// Computes the output of a problem, if there is one; returns whether there is.
-bool run_forward(const std::optional<Problem>& p, int threads) {
-    if (!p) return false;
+// Runs a kernel on a problem or a step of a model, if there is one; returns whether there is.
+template <class Task> bool run(const std::optional<Task>& task, void (*kernel)(const Task&, int), int threads) {
+    if (!task) return false;
     nb::gil_scoped_release release;
-    kernels().forward(*p, threads);
+    kernel(*task, threads);
     return true;
 }
 
@@ -144,15 +145,25 @@ void bind_calls(nb::module_& m) {
     m.def(
         "attention",
         [](const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Scaling& scaling,
-           const std::optional<AllowedKeys>& mask, const Tensor& normalisers,
-           int threads) { return run_forward(plain_problem(q, k, v, out, scaling, mask, normalisers), threads); },
+           const std::optional<AllowedKeys>& mask, const Tensor& normalisers, int threads) {
+            return run(plain_problem(q, k, v, out, scaling, mask, normalisers), kernels().forward, threads);
+        },
         "q"_a, "k"_a, "v"_a, "out"_a, "scaling"_a, "mask"_a.none(), "normalisers"_a.none(), "threads"_a,
         "`forward` of a `plain_problem`, in one call; False where there is none, and nothing is done.");
     m.def(
+        "quick_attention",
+        [](const Candidate& q, const Candidate& k, const Candidate& v, const Tensor& out, std::optional<double> scale,
+           bool grad,
+           int threads) { return run(quick_problem(q, k, v, out, scale, grad), kernels().forward, threads); },
+        "q"_a, "k"_a, "v"_a, "out"_a, "scale"_a.none(), "grad"_a, "threads"_a,
+        "The same without mask and normalisers, for tensors that nobody has checked; False where one is not plain, does"
+        "\nnot fit, or requires a gradient where these are recorded (`grad`).");
+    m.def(
         "attention_int8",
         [](const Tensor& q, const Tensor& k, const Tensor& k_scale, const Tensor& v, const Tensor& v_scale,
-           const Tensor& out, std::optional<double> scale,
-           int threads) { return run_forward(plain_int8_problem(q, k, k_scale, v, v_scale, out, scale), threads); },
+           const Tensor& out, std::optional<double> scale, int threads) {
+            return run(plain_int8_problem(q, k, k_scale, v, v_scale, out, scale), kernels().forward, threads);
+        },
         "q"_a, "k"_a, "k_scale"_a, "v"_a, "v_scale"_a, "out"_a, "scale"_a.none(), "threads"_a,
         "The same with keys and values of an 8-bit cache; False where a tensor does not fit, and nothing is done.");
     m.def(
@@ -221,46 +232,42 @@ void bind_calls(nb::module_& m) {
         },
         "problem"_a, "requests"_a, nb::kw_only(), "records"_a,
         "Write the statistics, and `lse` and `normalisers`, of rows from their records.");
-    m.def(
-        "linear",
-        [](const Tensor& x, const std::vector<std::tuple<Tensor, std::optional<Tensor>, Tensor>>& layers, int threads) {
-            Linear l{x.elements() / x.width(), x.width(), x.type(), x.data(), 0, {}};
-            if (l.rows > kLinearRows || layers.size() > kLinearParts) throw std::invalid_argument("linear: too large");
-            for (const auto& [weight, bias, out] : layers)
-                l.parts[l.count++] = {weight.data(), weight.size(0), weight.stride(0), bias ? bias->data() : nullptr,
-                                      out.data()};
-            nb::gil_scoped_release release;
-            kernels().linear(l, threads);
-        },
-        "x"_a, "layers"_a, "threads"_a,
-        "Write x weightᵀ + bias for each of up to 3 layers (weight, bias, out), for up to 8 contiguous rows of x.");
 }
 
 void bind_tokens(nb::module_& m) {
     m.def(
+        "linear",
+        [](const Candidate& x, const std::vector<std::pair<Candidate, Candidate>>& layers,
+           const std::vector<Tensor>& outs, const std::optional<Norm>& norm, const Candidate& residual, bool grad,
+           int threads) { return run(linear_of(x, layers, outs, norm, residual, grad), run_linear, threads); },
+        "x"_a, "layers"_a, "outs"_a, "norm"_a.none(), "residual"_a.none(), "grad"_a, "threads"_a,
+        "Write norm(x) weightᵀ + bias + residual for each of up to 3 layers (weight, bias or None), for up to 8 rows\n"
+        "of x; `norm` is (weight, eps) of rms_norm. False where a tensor does not fit, or requires a gradient where\n"
+        "these are recorded (`grad`), and nothing is done.");
+    m.def(
         "rms_norm",
-        [](const Tensor& x, const Tensor& weight, const Tensor& out, double eps, int threads) {
-            const RmsNorm n{x.elements() / x.width(), x.width(), x.type(), x.data(), weight.data(), out.data(), eps};
-            nb::gil_scoped_release release;
-            kernels().rms_norm(n, threads);
+        [](const Candidate& x, const Candidate& weight, const Tensor& out, double eps, bool grad, int threads) {
+            return run(rms_norm_of(x, weight, out.data(), eps, grad), kernels().rms_norm, threads);
         },
-        "x"_a, "weight"_a.none(), "out"_a, "eps"_a, "threads"_a,
-        "Write x / √(mean(x²) + eps) ∘ weight for contiguous rows of x.");
+        "x"_a, "weight"_a.none(), "out"_a, "eps"_a, "grad"_a, "threads"_a,
+        "Write x / √(mean(x²) + eps) ∘ weight for contiguous rows of x; False as in `linear`.");
     m.def(
         "rotate",
-        [](const std::vector<std::tuple<Tensor, Tensor>>& tensors, const Tensor& cos, const Tensor& sin,
-           int64_t angle_batch, int64_t width, bool interleaved, int threads) {
-            const Tensor& q = std::get<0>(tensors.at(0));
-            Rotation r{q.size(0),  q.size(2),  q.size(3),   width, q.type(), interleaved,
-                       cos.data(), sin.data(), angle_batch, 0,     {}};
-            if (tensors.size() > 2) throw std::invalid_argument("rotate: more than two tensors");
-            for (const auto& [x, out] : tensors) r.parts[r.count++] = {x.size(1), x.rows(), out.rows()};
-            nb::gil_scoped_release release;
-            kernels().rotate(r, threads);
+        [](const std::vector<std::pair<Candidate, Candidate>>& tensors, const Angles& angles, bool grad, int threads) {
+            return run(rotation_of(tensors, angles, grad), kernels().rotate, threads);
         },
-        "tensors"_a, "cos"_a, "sin"_a, "angle_batch"_a, "width"_a, "interleaved"_a, "threads"_a,
-        "Rotate pairs of the first `width` features of one or two tensors (x, out), x (B, heads, N, D). `angle_batch` "
-        "is the\nbatch stride of the angles, or 0.");
+        "tensors"_a, "angles"_a, "grad"_a, "threads"_a,
+        "Rotate pairs of features of one or two tensors (x, out), x (B, heads, N, D), by angles (cos, sin, width,\n"
+        "interleaved), cos (N, width / 2) or (B, 1, N, width / 2); False as in `linear`.");
+    m.def(
+        "attention_with_cache",
+        [](const std::array<Candidate, 3>& projected, const std::array<Candidate, 2>& cache, int64_t length,
+           const std::optional<Angles>& angles, double scale, const Tensor& out, bool grad, int threads) {
+            return run(cache_step_of(projected, cache, length, angles, scale, out, grad), run_cache_step, threads);
+        },
+        "projected"_a, "cache"_a, "length"_a, "angles"_a.none(), "scale"_a, "out"_a, "grad"_a, "threads"_a,
+        "Rotate one token, (q, k, v) as projected, write its key and value to row `length` of the cache (keys, values),"
+        "\nand attend to all rows up to it; False as in `linear`.");
 }
 
 void bind_pass_rows(nb::module_& m) {

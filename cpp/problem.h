@@ -146,9 +146,10 @@ struct Cut {
 // One matrix of a linear layer, (N, D) with contiguous rows.
 struct LinearPart {
     const char* w;
-    int64_t N, stride;  // from one row of w to the next
-    const char* bias;   // (N), or null
-    char* out;          // (rows, N), contiguous
+    int64_t N, stride;     // from one row of w to the next
+    const char* bias;      // (N), or null
+    const char* residual;  // (rows, N), contiguous, which is added to the result; or null
+    char* out;             // (rows, N), contiguous
 };
 
 constexpr int kLinearParts = 3;  // as many matrices may share x

@@ -78,19 +78,32 @@ inline std::optional<Problem> plain_int8_problem(const Tensor& q, const Tensor& 
     return p;
 }
 
-// (B, Hq, Hkv, N, M, D) of tensors that are ordinary and fit each other, or None.
-inline nanobind::object ordinary_sizes(nanobind::handle q_object, nanobind::handle k_object,
-                                       nanobind::handle v_object) {
-    Tensor q, k, v;
-    for (const auto& [x, object] : {std::pair{&q, q_object}, std::pair{&k, k_object}, std::pair{&v, v_object}})
-        if (!x->read(object.ptr()) || !x->on_cpu() || !x->is_float() || x->axes() != 4) return nanobind::none();
+// Whether tensors (B, H, N, width) of floats on the CPU are queries, keys and values that fit each other.
+inline bool fit_each_other(const Tensor& q, const Tensor& k, const Tensor& v) {
     const int64_t Hq = q.size(1), Hkv = k.size(1), N = q.size(2), M = k.size(2), D = q.size(3);
     constexpr int64_t most = int64_t(1) << 31;
     const bool alike = q.type() == k.type() && q.size(0) == k.size(0) && D == k.size(3) && D > 0;
     const bool grouped = Hq == Hkv || (Hkv > 0 && Hq % Hkv == 0);
-    const bool fits = v.size(0) == k.size(0) && v.size(1) == Hkv && v.size(2) == M;
-    if (!alike || !grouped || !fits || N >= most || M >= most) return nanobind::none();
-    return nanobind::make_tuple(q.size(0), Hq, Hkv, N, M, D);
+    const bool values = v.size(0) == k.size(0) && v.size(1) == Hkv && v.size(2) == M;
+    return alike && grouped && values && N < most && M < most;
+}
+
+// (B, Hq, Hkv, N, M, D) of tensors that are ordinary and fit each other, or None.
+inline nanobind::object ordinary_sizes(const Candidate& q, const Candidate& k, const Candidate& v) {
+    for (const Tensor* x : {&q, &k, &v})
+        if (!x->is_read() || !x->on_cpu() || !x->is_float() || x->axes() != 4) return nanobind::none();
+    if (!fit_each_other(q, k, v)) return nanobind::none();
+    return nanobind::make_tuple(q.size(0), q.size(1), k.size(1), q.size(2), k.size(2), q.size(3));
+}
+
+// A problem without options but the scale, of plain tensors for which no gradient is recorded; else nothing.
+inline std::optional<Problem> quick_problem(const Candidate& q, const Candidate& k, const Candidate& v,
+                                            const Tensor& out, std::optional<double> scale, bool grad) {
+    for (const Tensor* x : {&q, &k, &v})
+        if (!x->is_plain() || x->axes() != 4 || (grad && x->requires_grad())) return std::nullopt;
+    if (!fit_each_other(q, k, v) || (scale && !std::isfinite(*scale))) return std::nullopt;
+    const double factor = scale ? *scale : std::pow(double(q.size(3)), -0.5);
+    return plain_problem(q, k, v, out, {factor, 0, 1}, std::nullopt, Tensor());
 }
 
 }  // namespace limelight

@@ -16,7 +16,8 @@ public:
     // Reads a tensor; false where the object is none, or is one without memory of its own.
     bool read(PyObject* object);
 
-    bool given() const { return x_.shape != nullptr; }
+    bool given() const { return object_ != nullptr; }
+    bool is_read() const { return x_.shape != nullptr; }
     char* data() const { return static_cast<char*>(x_.data); }  // null for None and for tensors without values
     int axes() const { return x_.ndim; }
     int64_t size(int axis) const { return x_.shape[axis]; }
@@ -27,16 +28,26 @@ public:
     Type type() const;      // i8 for all types of one byte
     bool is_float() const;  // of a type that attention computes with
     bool on_cpu() const { return x_.device.device_type == nanobind::device::cpu::value; }
+    bool requires_grad() const;
+
+    // An ordinary tensor of floats in the CPU's memory: no subclass but Parameter, and no negation that is still to be done.
+    // False for an object that could not be read.
+    bool is_plain() const;
 
     bool has_contiguous_rows() const { return x_.strides[x_.ndim - 1] == 1; }
+    bool is_contiguous() const;
     Rows rows() const;  // of (batch, head, row, width); all null for None
     Grid grid() const;  // of (batch, head, query, key), already expanded; all null for None
 
 private:
-    nanobind::dlpack::dltensor x_;
+    nanobind::dlpack::dltensor x_ = {};
+    PyObject* object_ = nullptr;
 
     void check_axes(int count) const;
 };
+
+// An argument that may be anything: where it is no tensor that can be read, it is not plain.
+class Candidate : public Tensor {};
 
 }  // namespace limelight
 
@@ -49,6 +60,17 @@ struct type_caster<limelight::Tensor> {
     bool from_python(handle source, uint32_t, cleanup_list*) noexcept {
         value = {};  // a list has one caster for all of its elements
         return source.is_none() || value.read(source.ptr());
+    }
+};
+
+template <>
+struct type_caster<limelight::Candidate> {
+    NB_TYPE_CASTER(limelight::Candidate, const_name("torch.Tensor | None"))
+
+    bool from_python(handle source, uint32_t, cleanup_list*) noexcept {
+        value = {};
+        if (!source.is_none()) value.read(source.ptr());
+        return true;
     }
 };
 

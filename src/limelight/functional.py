@@ -59,8 +59,13 @@ def attention(
     """
     if other:
         reject_options("attention()", other, (*AttentionSpec._fields, "dropout", "backend"))
+    spec = AttentionSpec(mask, bias, scale, softcap, sink, temperature)
+    if backend is None and dropout.__class__ is float and not dropout:
+        out = backends.quick_attention(q, k, v, spec)
+        if out is not None:
+            return out
     sizes = backends.ordinary_sizes(q, k, v)
-    p = Problem(q, k, AttentionSpec(mask, bias, scale, softcap, sink, temperature), sizes)
+    p = Problem(q, k, spec, sizes)
     if sizes is None:
         v = p.check_values(v)
     if dropout.__class__ is not float or not 0 <= dropout < 1:

@@ -16,17 +16,21 @@ from limelight.backends.dispatch import (
     explain_for_attention,
     logsumexp,
     ordinary_sizes,
+    quick_attention,
     runs_natively,
     statistics,
 )
 from limelight.backends.gradients import Normalisers
 from limelight.backends.int8 import Int8Rows
 from limelight.backends.native import (
+    Angles,
+    Norm,
+    attention_with_cache,
     available_isas,
     built,
     isa,
     linear,
-    linears,
+    linears_of_few_rows,
     move_to_large_pages,
     multiply_adds,
     peak_flops,
@@ -42,9 +46,11 @@ from limelight.backends.shared import SharedBackward
 from limelight.backends.statistic import Crop, Statistic, WeightsBlock, add_at, sum_parts
 
 __all__ = [
+    "Angles",
     "Backend",
     "Crop",
     "Int8Rows",
+    "Norm",
     "Normalisers",
     "RunningRows",
     "SharedBackward",
@@ -53,6 +59,7 @@ __all__ = [
     "add_at",
     "attention",
     "attention_int8",
+    "attention_with_cache",
     "attention_with_normalisers",
     "available_isas",
     "built",
@@ -62,13 +69,14 @@ __all__ = [
     "grouped_matmul",
     "isa",
     "linear",
-    "linears",
+    "linears_of_few_rows",
     "logsumexp",
     "masked_logits",
     "move_to_large_pages",
     "multiply_adds",
     "ordinary_sizes",
     "peak_flops",
+    "quick_attention",
     "read_bandwidth",
     "read_once",
     "rms_norm",

@@ -74,6 +74,18 @@ def ordinary_sizes(q: Tensor, k: Tensor, v: Tensor) -> Sizes | None:
     return None if found is None else _new_tuple(Sizes, found)
 
 
+def quick_attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor | None:
+    """Compute the output of ordinary tensors that nobody has checked, without options but the scale.
+
+    None for all other calls, and for tensors that clash; ``Problem`` then says what is wrong with them.
+    """
+    if not native.built or not (q.__class__ is k.__class__ is v.__class__ is Tensor):
+        return None
+    if not _scales_only(spec) or not is_eager() or q.dtype in sdpa.matrix_units():
+        return None
+    return native.quick_attention(q, k, v, spec.scale)  # type: ignore[arg-type]
+
+
 def choose(p: Problem) -> Backend:
     """Choose the backend that computes a problem."""
     if not native.built:

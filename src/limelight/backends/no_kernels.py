@@ -30,10 +30,10 @@ def _missing(*args: Any, **options: Any) -> NoReturn:
 
 
 set_isa = peak_flops = multiply_adds = read_bandwidth = read_once = _missing
-Problem = ordinary_sizes = plain_problem = attention = attention_int8 = _missing
+Problem = ordinary_sizes = plain_problem = attention = quick_attention = attention_int8 = _missing
 cut = forward = backward = statistics = _missing
 Request = Gradients = AllowedKeys = _missing
-linear = rms_norm = rotate = take_rows = merge_rows = _missing
+linear = rms_norm = rotate = attention_with_cache = take_rows = merge_rows = _missing
 
 
 def move_to_large_pages(x: Any) -> None:

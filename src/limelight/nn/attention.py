@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from limelight.backends import Int8Rows
+from limelight.backends import Int8Rows, attention_with_cache
 from limelight.core.biases import Bias
 from limelight.core.checks import check_count, check_dropout, reject_options
 from limelight.core.masks import Mask
@@ -23,8 +23,8 @@ from limelight.nn.arguments import (
     explain_arguments,
 )
 from limelight.nn.cache import Slot
-from limelight.nn.linear import Linear, project
-from limelight.nn.positions import Positions
+from limelight.nn.linear import Linear, add_projection, project
+from limelight.nn.positions import Positions, Rotary
 
 
 class HeadOutputs(NamedTuple):
@@ -132,12 +132,22 @@ class MultiHeadAttention(nn.Module):
         """
         if other:
             reject_options("MultiHeadAttention", other, ("mask", "cache", "first"))
-        q, k, v, bias = self._operands(x, context, cache, first)
-        y = self.attend(q, k, v, mask=mask, bias=bias)
-        if cache is not None and cache.wants_weights and context is None:
-            cache.add_received(weights(q, k, mask=mask, bias=bias, scale=self.scale).received())
-        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        self._check_inputs(x, context, cache)
+        if context is None:
+            projected = project(x, self.query, self.key, self.value)
+            out: Tensor = self.out(self._attend_to_itself(projected, mask, cache, first))
+        else:
+            q, k, v = self._cross_operands(x, context, cache)
+            out = self.out(_join_heads(self.attend(q, k, v, mask=mask, bias=None)))
         return out
+
+    def add_to(
+        self, x: Tensor, norm: nn.Module, *, mask: Mask | None, cache: Slot | None, first: int | Tensor
+    ) -> Tensor:
+        """Return ``x + self(norm(x), …)``, in fewer steps; hooks of this layer itself are not called."""
+        self._check_inputs(x, None, cache)
+        projected = project(x, self.query, self.key, self.value, norm=norm)
+        return add_projection(x, self._attend_to_itself(projected, mask, cache, first), self.out)
 
     def weights(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None) -> Weights:
         """Return the attention matrix ``(B, heads, N, M)`` by which ``forward`` multiplies the values.
@@ -183,19 +193,62 @@ class MultiHeadAttention(nn.Module):
     def _operands(
         self, x: Tensor, context: Tensor | None, cache: Slot | None, first: int | Tensor
     ) -> tuple[Tensor, Any, Any, Bias | None]:
+        """Return q, k, v by head, ``(B, H, N, D)``, and the bias of the position scheme."""
         self._check_inputs(x, context, cache)
         if context is not None:
-            q = _apply_norm(self._split(self.query(x), self.num_heads), self.query_norm)
-            k, v = self._context_keys_values(context, cache)
-            return q, k, v, None
-        queries, new_keys, values = project(x, self.query, self.key, self.value)
+            return *self._cross_operands(x, context, cache), None
+        return self._place(project(x, self.query, self.key, self.value), cache, first)
+
+    def _place(
+        self, projected: Sequence[Tensor], cache: Slot | None, first: int | Tensor
+    ) -> tuple[Tensor, Any, Any, Bias | None]:
+        """Split projected tokens into heads, give them their positions and append them to the cache."""
+        queries, new_keys, values = projected
         q = _apply_norm(self._split(queries, self.num_heads), self.query_norm)
         k, v = self._keys_values(new_keys, values)
-        keys = x.shape[1] if cache is None else cache.begin(x.shape[1])
+        n = q.shape[2]
+        keys = n if cache is None else cache.begin(n)
         q, k, bias = self.positions.place(q, k, first, keys=keys, scale=self.scale)
         if cache is not None:
             k, v = cache.extend(k, v)
         return q, k, v, bias
+
+    def _attend_to_itself(
+        self, projected: Sequence[Tensor], mask: Mask | None, cache: Slot | None, first: int | Tensor
+    ) -> Tensor:
+        """Return the outputs of all heads for projected tokens, ``(B, N, heads · value width)``."""
+        y = self._attend_from_one_token(projected, cache, first) if mask is None and cache is not None else None
+        if y is not None:
+            return y
+        q, k, v, bias = self._place(projected, cache, first)
+        y = self.attend(q, k, v, mask=mask, bias=bias)
+        if cache is not None and cache.wants_weights:
+            cache.add_received(weights(q, k, mask=mask, bias=bias, scale=self.scale).received())
+        return _join_heads(y)
+
+    def _attend_from_one_token(self, projected: Sequence[Tensor], cache: Slot, first: int | Tensor) -> Tensor | None:
+        """Do the same for one token with a cache that keeps all, in one call; None where more is to be done.
+
+        Nothing may have taken the place of this class's own steps, as a recorder does.
+        """
+        kept = cache.rows()
+        place = type(self.positions).place
+        if kept is None or self.query_norm is not None or place not in (Positions.place, Rotary.place):
+            return None
+        own = vars(self)
+        if "attend" in own or "compute_attention" in own or (self.training and self.dropout):
+            return None
+        if type(self).attend is not MultiHeadAttention.attend or type(self.scale) is not float:
+            return None
+        angles = self.positions.rotation(first, 1, projected[0]) if isinstance(self.positions, Rotary) else None
+        y = attention_with_cache(projected, kept, cache.length, angles, self.scale)
+        if y is not None:
+            cache.advance(1)
+        return y
+
+    def _cross_operands(self, x: Tensor, context: Tensor, cache: Slot | None) -> tuple[Tensor, Tensor, Tensor]:
+        q = _apply_norm(self._split(self.query(x), self.num_heads), self.query_norm)
+        return q, *self._context_keys_values(context, cache)
 
     def _check_inputs(self, x: Any, context: Any, cache: Any) -> None:
         check_sequence("x", x, getattr(self.query, "in_features", None))
@@ -286,6 +339,11 @@ class MultiHeadAttention(nn.Module):
                 theirs.in_proj_bias.copy_(torch.cat([x.bias for x in ours]))
             theirs.out_proj.load_state_dict(self.out.state_dict())
         return theirs.to(self.out.weight).train(self.training)
+
+
+def _join_heads(y: Tensor) -> Tensor:
+    """``(B, heads, N, width)`` to ``(B, N, heads · width)``."""
+    return y.transpose(1, 2).flatten(2)
 
 
 def _apply_norm(x: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:

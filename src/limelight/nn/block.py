@@ -21,6 +21,7 @@ from limelight.nn.arguments import (
 from limelight.nn.attention import MultiHeadAttention
 from limelight.nn.cache import Slot
 from limelight.nn.feedforward import FeedForward
+from limelight.nn.linear import is_plain
 
 ORDERS = ("pre", "post", "parallel")
 
@@ -110,14 +111,23 @@ class Block(nn.Module):
         if self.order == "parallel":
             a, f = attend(self.attention_norm(x)), self.feed_forward(self.feed_forward_norm(x))
             return x + self._drop(a) + self._drop(f)
-        x = self._add(x, attend, self.attention_norm)
+        if self._adds_directly(self.attention, MultiHeadAttention):
+            x = self.attention.add_to(x, self.attention_norm, mask=mask, cache=cache, first=first)
+        else:
+            x = self._add(x, attend, self.attention_norm)
         if self.cross is not None:
             if context is None:
                 raise ValueError("this block has cross-attention and needs a context; give block(x, context)")
             cross, norm = self.cross, self.cross_norm
             assert norm is not None
             x = self._add(x, lambda x: cross(x, context, mask=context_mask, cache=cache), norm)
+        if self._adds_directly(self.feed_forward, FeedForward):
+            return self.feed_forward.add_to(x, self.feed_forward_norm)
         return self._add(x, self.feed_forward, self.feed_forward_norm)
+
+    def _adds_directly(self, layer: nn.Module, kind: type[nn.Module]) -> bool:
+        """Return True if ``layer.add_to(x, norm)`` is what is wanted: nothing comes between the layer and the sum."""
+        return self.order == "pre" and not self.training and is_plain(layer, kind)
 
     def _add(self, x: Tensor, f: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
         if self.order == "pre":

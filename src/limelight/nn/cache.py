@@ -52,9 +52,22 @@ class Slot:
         for name, x in new.items():
             buffer = self.buffers[name] = self._room(self.buffers.get(name), x, end)
             buffer[:, :, self.length : end] = x
-        self.count += n
-        self.length = end
+        self.advance(n)
         return {name: buffer[:, :, :end] for name, buffer in self.buffers.items()}
+
+    def rows(self) -> tuple[Tensor, Tensor] | None:
+        """Return the buffers of keys and values, if tokens may be written to them from row ``length`` on.
+
+        None where there are none yet, and in other kinds of slots. ``advance`` says that it was done.
+        """
+        if type(self) is not Slot or not self.buffers:
+            return None
+        return self.buffers["k"], self.buffers["v"]
+
+    def advance(self, n: int) -> None:
+        """Count ``n`` tokens that were written to the buffers."""
+        self.length += n
+        self.count += n
 
     def add_received(self, received: Tensor) -> None:
         """Add the attention that each key received in a step, ``(B, H, M)``."""

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from limelight.core.checks import check_count, check_number
 from limelight.core.torch_modes import is_eager
 from limelight.nn.arguments import check_activation, explain_arguments
-from limelight.nn.linear import Linear, project
+from limelight.nn.linear import Linear, add_projection, project
 
 
 class FeedForward(nn.Module):
@@ -54,15 +54,22 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output ``(…, width)`` for ``x (…, width)``."""
-        if self.gate is None:
-            hidden = self.activation(self.up(x))
-        else:
-            gate, up = project(x, self.gate, self.up)
-            hidden = self.activation(gate) * up
-        if self.training:
-            hidden = self.dropout(hidden)
-        out: Tensor = self.down(hidden)
+        out: Tensor = self.down(self._hidden(x))
         return out
+
+    def add_to(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """Return ``x + self(norm(x))``, in fewer steps; hooks of this layer itself are not called."""
+        return add_projection(x, self._hidden(x, norm), self.down)
+
+    def _hidden(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
+        """Return what ``down`` is applied to, ``(…, hidden)``, for ``norm(x)``."""
+        if self.gate is None:
+            (up,) = project(x, self.up, norm=norm)
+            hidden: Tensor = self.activation(up)
+        else:
+            gate, up = project(x, self.gate, self.up, norm=norm)
+            hidden = self.activation(gate) * up
+        return self.dropout(hidden) if self.training else hidden
 
 
 def tanh_gelu(x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from limelight.backends import rms_norm
+from limelight.backends import Norm, rms_norm
 
 
 class RMSNorm(nn.RMSNorm):
@@ -12,8 +12,12 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """``(…, width)`` to the same shape."""
-        if self.eps is not None and len(self.normalized_shape) == 1 and x.shape[-1:] == self.normalized_shape:
-            y = rms_norm(x, self.weight, self.eps)
-            if y is not None:
-                return y
-        return super().forward(x)
+        norm = self.of_width(x.shape[-1])
+        y = None if norm is None else rms_norm(x, norm)
+        return super().forward(x) if y is None else y
+
+    def of_width(self, width: int) -> Norm | None:
+        """Return the norm as the kernels take it; None where they do not compute it for vectors of this width."""
+        if self.eps is None or self.normalized_shape != (width,):
+            return None
+        return Norm(self.weight, self.eps)

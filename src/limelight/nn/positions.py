@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from limelight.backends import rotate
+from limelight.backends import Angles, rotate
 from limelight.core import biases
 from limelight.core.biases import Bias, DenseBias, Relative
 from limelight.core.torch_modes import is_eager
@@ -184,11 +184,16 @@ class Rotary(Positions):
     ) -> tuple[Tensor, Tensor, Bias | None]:
         if q.shape[3] < self.width:
             raise ValueError(f"Rotary rotates {self.width} features, and heads have {q.shape[3]}")
-        cos, sin = self.angles(first, q.shape[2], q.dtype, q.device)
-        turned = rotate(q, k, cos, sin, width=self.width, interleaved=self.interleaved)
+        angles = self.rotation(first, q.shape[2], q)
+        turned = rotate(q, k, angles)
         if turned is not None:
             return *turned, None
+        cos, sin = angles[:2]
         return self.turn(q, cos, sin), self.turn(k, cos, sin), None
+
+    def rotation(self, first: int | Tensor, n: int, like: Tensor) -> Angles:
+        """Return the rotation of ``n`` tokens as the kernels take it, in the type and on the device of ``like``."""
+        return Angles(*self.angles(first, n, like.dtype, like.device), self.width, self.interleaved)
 
 
 class ALiBiPositions(Positions):

@@ -12,11 +12,21 @@ from limelight.backends.native.outputs import (
     cut,
     forward_with_normalisers,
     plain_attention,
+    quick_attention,
 )
 from limelight.backends.native.pass_rows import merge_rows, take_rows
 from limelight.backends.native.running_statistics import RunningStatistics
 from limelight.backends.native.statistic_requests import statistics, statistics_outputs
-from limelight.backends.native.tokens import linear, linears, move_to_large_pages, rms_norm, rotate
+from limelight.backends.native.tokens import (
+    Angles,
+    Norm,
+    attention_with_cache,
+    linear,
+    linears_of_few_rows,
+    move_to_large_pages,
+    rms_norm,
+    rotate,
+)
 
 isa = kernels.isa
 ordinary_sizes = kernels.ordinary_sizes
@@ -29,11 +39,14 @@ shares_threads = kernels.shares_threads
 
 __all__ = [
     "WHOLE",
+    "Angles",
     "Cut",
+    "Norm",
     "Place",
     "RunningStatistics",
     "accumulate",
     "attention",
+    "attention_with_cache",
     "available_isas",
     "backward",
     "built",
@@ -43,7 +56,7 @@ __all__ = [
     "forward_with_normalisers",
     "isa",
     "linear",
-    "linears",
+    "linears_of_few_rows",
     "merge_rows",
     "move_to_large_pages",
     "multiply_adds",
@@ -52,6 +65,7 @@ __all__ = [
     "plain_attention",
     "plain_attention_int8",
     "plain_backward",
+    "quick_attention",
     "read_bandwidth",
     "read_once",
     "readable",

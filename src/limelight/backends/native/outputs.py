@@ -18,8 +18,22 @@ from limelight.core.problem import LoweredSpec, Problem, Sizes, compute_dtype
 
 _forward = kernels.forward
 _plain_attention = kernels.attention
+_quick_attention = kernels.quick_attention
+_grad_enabled = torch.is_grad_enabled
 _threads = torch.get_num_threads
 _empty_like = torch.empty_like
+
+
+def quick_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor | None:
+    """Compute the output of a call without other options; None where the kernels refuse a tensor, or record it.
+
+    With few keys the checks of a general call take longer than the call itself; here the kernels check.
+    """
+    grad = _grad_enabled()
+    if grad and (q.requires_grad or k.requires_grad):
+        return None
+    out = _empty_like(q)  # fits most values; where it does not, the kernels refuse it
+    return out if _quick_attention(q, k, v, out, scale, grad, _threads()) else None
 
 
 def attention(p: Problem, v: Tensor) -> Tensor:

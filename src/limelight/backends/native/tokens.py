@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from limelight.core.torch_modes import is_eager
 
 _threads = torch.get_num_threads
 _grad_enabled = torch.is_grad_enabled
+_empty_like = torch.empty_like
 
 # Rows of x up to which the kernels compute; with more, torch's matrix product is as fast. It is so earlier where the
 # processor multiplies bfloat16 by itself.
@@ -23,88 +24,87 @@ if _capabilities.get("avx512_bf16"):
     _FEW_ROWS[torch.bfloat16] = 4
 
 
+class Norm(NamedTuple):
+    """A root-mean-square norm, ``x / √(mean(x²) + eps) ∘ weight``."""
+
+    weight: Tensor | None
+    eps: float
+
+
+class Angles(NamedTuple):
+    """Angles by which pairs of features are rotated.
+
+    ``cos`` and ``sin`` are ``(N, width / 2)`` or ``(B, 1, N, width / 2)``; pairs are neighbours, or the two halves.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    width: int
+    interleaved: bool
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x weightᵀ + bias``; for a few rows of ``x`` the kernels read the weight at the machine's full speed.
 
     For more rows, and where a gradient may be wanted, it is torch's own.
     """
-    return linears(x, ((weight, bias),))[0]
+    layers = ((weight, bias),)
+    found = linears_of_few_rows(x, layers)
+    return torch.nn.functional.linear(x, weight, bias) if found is None else found[0]
 
 
-def linears(x: Tensor, layers: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tensor]:
-    """``x weightᵀ + bias`` for up to three layers ``(weight, bias)``, in one call where the kernels compute it."""
-    found = _linears_of_few_rows(x, layers)
-    return [torch.nn.functional.linear(x, weight, bias) for weight, bias in layers] if found is None else found
+def linears_of_few_rows(
+    x: Tensor,
+    layers: Sequence[tuple[Tensor, Tensor | None]],
+    *,
+    norm: Norm | None = None,
+    residual: Tensor | None = None,
+) -> list[Tensor] | None:
+    """``norm(x) weightᵀ + bias + residual`` for up to three layers ``(weight, bias)``, in one call.
 
-
-def _linears_of_few_rows(x: Tensor, layers: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tensor] | None:
-    """Return the outputs of linear layers, or None where torch has to compute them."""
-    shape, dtype = x.shape, x.dtype
-    D = shape[-1]
-    rows = x.numel() // D if D else 0
-    if rows > _FEW_ROWS.get(dtype, 0) or not _computes_tokens(x):
-        return None
-    grad = _grad_enabled()
-    for weight, bias in layers:
-        if weight.dtype is not dtype or weight.shape[-1] != D or weight.stride(1) != 1 or not is_plain(weight):
-            return None
-        if grad and weight.requires_grad:
-            return None
-        if bias is None:
-            continue
-        if bias.dtype is not dtype or bias.shape != weight.shape[:1] or not is_plain(bias):
-            return None
-        if grad and bias.requires_grad:
-            return None
-    x = x.contiguous()
-    biases = [None if bias is None else bias.contiguous() for _, bias in layers]
-    outs = [x.new_empty((*shape[:-1], weight.shape[0])) for weight, _ in layers]
-    parts = [(weight, bias, out) for (weight, _), bias, out in zip(layers, biases, outs, strict=True)]
-    kernels.linear(x, parts, _threads())
-    return outs
-
-
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor | None:
-    """Return ``x / √(mean(x²) + eps) ∘ weight``, or None where torch has to compute it."""
-    if not _computes_tokens(x) or not (weight is None or (_computes_tokens(weight) and weight.dtype is x.dtype)):
-        return None
-    x, weight = x.contiguous(), None if weight is None else weight.contiguous()
-    out = torch.empty_like(x)
-    kernels.rms_norm(x, weight, out, eps, _threads())
-    return out
-
-
-def rotate(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, width: int, interleaved: bool
-) -> tuple[Tensor, Tensor] | None:
-    """Return q and k ``(B, H, N, D)`` with pairs of features rotated, or None where torch has to compute it.
-
-    ``cos`` and ``sin`` are ``(N, width / 2)`` or ``(B, 1, N, width / 2)``.
+    None where torch has to compute it: for more rows, and where a gradient may be wanted.
     """
-    tensors = (q, k, cos, sin)
-    if not all(_computes_tokens(x) and x.dtype is q.dtype and x.stride(-1) == 1 for x in tensors):
+    shape = x.shape
+    if not built or not shape or not is_eager() or x.numel() > _FEW_ROWS.get(x.dtype, 0) * shape[-1]:
         return None
-    B, _, N, D = q.shape
-    if k.shape != (B, k.shape[1], N, D):
+    outs = [x.new_empty(*shape[:-1], weight.shape[0]) for weight, _ in layers]
+    done = kernels.linear(x.contiguous(), layers, outs, norm, residual, _grad_enabled(), _threads())
+    return outs if done else None
+
+
+def rms_norm(x: Tensor, norm: Norm) -> Tensor | None:
+    """Return ``norm(x)``, or None where torch has to compute it."""
+    grad = _grad_enabled()
+    if not built or not is_eager() or (grad and x.requires_grad):
         return None
-    cos, sin = cos.contiguous(), sin.contiguous()
+    x = x.contiguous()
+    out = _empty_like(x)
+    return out if kernels.rms_norm(x, norm.weight, out, norm.eps, grad, _threads()) else None
+
+
+def rotate(q: Tensor, k: Tensor, angles: Angles) -> tuple[Tensor, Tensor] | None:
+    """Return q and k ``(B, H, N, D)`` with pairs of features rotated, or None where torch has to compute it."""
+    grad = _grad_enabled()
+    if not built or not is_eager() or (grad and q.requires_grad):
+        return None
     outs = empty_output(q, q), empty_output(k, k)
-    kernels.rotate(
-        [(q, outs[0]), (k, outs[1])],
-        cos,
-        sin,
-        angle_batch=0 if cos.ndim == 2 else cos.stride(0),
-        width=width,
-        interleaved=interleaved,
-        threads=_threads(),
-    )
-    return outs
+    return outs if kernels.rotate(((q, outs[0]), (k, outs[1])), angles, grad, _threads()) else None
 
 
-def _computes_tokens(x: Tensor) -> bool:
-    """Return True where the kernels may read a tensor and no gradient can be wanted."""
-    usable = x.dtype in TYPES and x.numel() > 0 and not (_grad_enabled() and x.requires_grad)
-    return usable and built and is_eager() and is_plain(x)
+def attention_with_cache(
+    projected: Sequence[Tensor], cache: tuple[Tensor, Tensor], length: int, angles: Angles | None, scale: float
+) -> Tensor | None:
+    """Append one token to a cache and attend from it to all tokens so far, in one call.
+
+    ``projected`` are its q ``(B, 1, Hq · D)``, k and v ``(B, 1, Hkv · D)``; k is rotated by ``angles`` and written, as
+    v is, to row ``length`` of the cache, keys and values ``(B, Hkv, room, D)``. Returns ``(B, 1, Hq · D)``, or None
+    where a tensor is another than this, and nothing is written.
+    """
+    if not built or not is_eager():
+        return None
+    out = _empty_like(projected[0])
+    done = kernels.attention_with_cache(projected, cache, length, angles, scale, out, _grad_enabled(), _threads())
+    return out if done else None
 
 
 def move_to_large_pages(tensors: Iterable[Tensor]) -> None:

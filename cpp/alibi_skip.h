@@ -27,7 +27,7 @@ template <class C> void block_key_norms(const Problem& p, int64_t batch, int64_t
         if (j % kBlock == 0) longest = 0;
         C square, probe = 0;
         widen_row(k.from(j).data, k.type, p.D, C(1), row, p.D);
-        dot<C, C, 1>(row, row, p.D, &square);
+        dot<C, C, 1>({row}, row, p.D, &square);
         widen_row(v.from(j).data, v.type, p.Dv, C(0), row, p.Dv);  // 0 · v, which is NaN where v is not finite
         for (int64_t d = 0; d < p.Dv; ++d) probe += row[d];
         longest = square + probe < kInf<C> ? larger(longest, std::sqrt(square)) : kInf<C>;
@@ -54,14 +54,14 @@ template <class C> LogitBound<C> logit_bound(const Problem& p, int64_t batch, co
     C *q = scratch, *k = scratch + p.D, square, own;
     LogitBound<C> r;
     widen_row(address(p.q, batch, row.head, row.query), p.q.type, p.D, query_factor<C>(p), q, p.D);
-    dot<C, C, 1>(q, q, p.D, &square);
+    dot<C, C, 1>({q}, q, p.D, &square);
     r.norm = std::sqrt(square);
     r.cap = 0;
     r.slope = reinterpret_cast<const C*>(p.slopes)[row.head] * kLog2e<C> / C(p.temperature);
     r.min = -kInf<C>;
     if (row.position >= 0 && row.position < p.M && allows(p, row, batch, row.position)) {
         widen_row(address(p.k, batch, row.head / (p.Hq / p.Hkv), row.position), p.k.type, p.D, C(1), k, p.D);
-        dot<C, C, 1>(q, k, p.D, &own);
+        dot<C, C, 1>({q}, k, p.D, &own);
         r.min = own;
     }
     if (p.softcap && square < kInf<C>) {

@@ -19,8 +19,9 @@ constexpr int64_t kBlock = 128;
 // while reading changes between K and V, and while exponentials are computed, memory is not kept busy.
 constexpr int64_t kDecodeStep = 4 * kBlock;
 
-// The rows that share a tile of scores at most.
-template <class C> constexpr int kTileRows = kWidth<C> > 4 ? 4 : 2;
+// The rows that share a tile of scores at most. With enough registers these are eight, so that K is passed through once for
+// them: while a second pass finds it in the nearest cache, nothing comes from memory.
+template <class C> constexpr int kTileRows = kWidth<C> > 8 && LIMELIGHT_REGISTERS >= 32 ? 8 : kWidth<C> > 4 ? 4 : 2;
 
 // Rows of K or V where they lie.
 template <class E> struct Matrix {
@@ -111,50 +112,111 @@ template <class C, class F> LIMELIGHT_INLINE void for_each_score(int rows, int64
     });
 }
 
-// s[row · apart] = q[row] · k for R rows, whose features are in the order of `load_two`.
+// The queries of R rows as a tile reads them: a vector of each row, then the next of each, in the order of `load_two`; the
+// features after the last whole vector lie one of each row after the other.
+template <class C, int R> struct PackedQueries {
+    const C* data;
+
+    LIMELIGHT_INLINE Vec<C> vector(int r, int64_t d) const { return load(data + d * R + r * kWidth<C>); }
+    LIMELIGHT_INLINE C feature(int r, int64_t d) const { return data[d * R + r]; }
+};
+
+// Packs queries (rows, D) into `to`, where those of the rows from r on begin at r · D.
+template <class C> void pack_queries(const C* q, int64_t D, int rows, C* to) {
+    constexpr int W = kWidth<C>;
+    by_rows<kTileRows<C>>(rows, [&](int first, auto R) {
+        for (int r = 0; r < R; ++r) {
+            const C* row = q + (first + r) * D;
+            C* packed = to + first * D;
+            int64_t d = 0;
+            for (; d + W <= D; d += W) store(packed + d * R + r * W, load(row + d));
+            for (; d < D; ++d) packed[d * R + r] = row[d];
+        }
+    });
+}
+
+// s[row · apart] = q[row] · k for R rows.
 template <class C, class E, int R>
-LIMELIGHT_INLINE void dot(const C* q, const E* k, int64_t D, C* s, int64_t apart = 1) {
+LIMELIGHT_INLINE void dot(PackedQueries<C, R> q, const E* k, int64_t D, C* s, int64_t apart = 1) {
     constexpr int W = kWidth<C>;
     Vec<C> acc[R][2] = {};
     int64_t d = 0;
     for (; d + 2 * W <= D; d += 2 * W) {
         const VecPair<C> x = load_two<C>(k + d);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            acc[r][0] += x.first * load(q + r * D + d);
-            acc[r][1] += x.second * load(q + r * D + d + W);
+            acc[r][0] += x.first * q.vector(r, d);
+            acc[r][1] += x.second * q.vector(r, d + W);
         }
     }
     if (d + W <= D) {
         const Vec<C> x = load_as<C>(k + d);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) acc[r][0] += x * load(q + r * D + d);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) acc[r][0] += x * q.vector(r, d);
         d += W;
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) s[r * apart] = sum<C>(acc[r][0] + acc[r][1]);
     for (; d < D; ++d)
-        for (int r = 0; r < R; ++r) s[r * apart] += C(widen(k[d])) * q[r * D + d];
+        for (int r = 0; r < R; ++r) s[r * apart] += C(widen(k[d])) * q.feature(r, d);
 }
 
 // True if what R rows use is kept in a register for them (in_register). Numbers that are converted are in registers anyway,
 // and sixteen are too few to hold more.
 template <class C, class E, int R> constexpr bool kKept = R > 1 && (std::is_same_v<C, E> || LIMELIGHT_REGISTERS >= 32);
 
+// acc[row · K + key] gains the products of R rows and K keys over all whole pairs of vectors; returns the feature after them.
+// A vector of each key stays in a register for all rows, and one of each row for all keys.
+template <class C, class E, int R, int K>
+LIMELIGHT_INLINE int64_t multiply_many_rows(PackedQueries<C, R> q, Matrix<E> k, int64_t D, Vec<C>* acc, Ahead ahead) {
+    constexpr int W = kWidth<C>;
+    const bool prefetches = ahead.rows;
+    const auto multiply_pair = [&](int64_t d, auto is_first) __attribute__((always_inline)) {
+        if (prefetches && ahead.covers(d)) ahead.prefetch(k, K, d, 2 * W);
+        Vec<C> x[2][K];
+#pragma GCC unroll 8
+        for (int a = 0; a < K; ++a) {
+            const VecPair<C> both = load_two<C>(k.row(a) + d);
+            x[0][a] = in_register<true>(both.first), x[1][a] = in_register<true>(both.second);
+        }
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i)
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const Vec<C> y = in_register<true>(q.vector(r, d + i * W));
+#pragma GCC unroll 8
+                for (int a = 0; a < K; ++a) {
+                    Vec<C>& sum = acc[r * K + a];
+                    if (is_first && i == 0) sum = x[i][a] * y;  // sixteen sums that need not be set to 0
+                    else sum += x[i][a] * y;
+                }
+            }
+    };
+    if (2 * W > D) return 0;
+    multiply_pair(0, std::true_type{});
+    int64_t d = 2 * W;
+    for (; d + 2 * W <= D; d += 2 * W) multiply_pair(d, std::false_type{});
+    return d;
+}
+
 // Computes T tiles of R rows each.
 template <class C, class E, int R, int T>
-LIMELIGHT_INLINE void score_tiles(const C* q, Matrix<E> k, int64_t D, C* s, Ahead ahead) {
+LIMELIGHT_INLINE void score_tiles(PackedQueries<C, R> q, Matrix<E> k, int64_t D, C* s, Ahead ahead) {
     constexpr int W = kWidth<C>, K = kTileKeys<C, R>;
     constexpr int side_by_side = K < 8 ? K : 8;  // keys; the machine's own prefetching follows no more of them well
     Vec<C> acc[T][W] = {};
     const auto add = [&](int t, int a, Vec<C> x, int64_t d) __attribute__((always_inline)) {
         x = in_register<kKept<C, E, R>>(x);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) acc[t][r * K + a] += x * load(q + r * D + d);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) acc[t][r * K + a] += x * q.vector(r, d);
     };
     int64_t d = 0;
 #pragma GCC unroll 8
-    for (int t = 0; t < T; ++t)
+    for (int t = 0; t < T; ++t) {
+        if constexpr (R >= K) {
+            d = multiply_many_rows<C, E, R, K>(q, k.from(t * K), D, acc[t], ahead);
+            continue;
+        }
 #pragma GCC unroll 4
         for (int first = 0; first < K; first += side_by_side)
             for (d = 0; d + 2 * W <= D; d += 2 * W) {
@@ -165,6 +227,7 @@ LIMELIGHT_INLINE void score_tiles(const C* q, Matrix<E> k, int64_t D, C* s, Ahea
                     add(t, a, x.first, d), add(t, a, x.second, d + W);
                 }
             }
+    }
     if (d + W <= D) {
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t)
@@ -177,12 +240,12 @@ LIMELIGHT_INLINE void score_tiles(const C* q, Matrix<E> k, int64_t D, C* s, Ahea
     for (; d < D; ++d)
         for (int t = 0; t < T; ++t)
             for (int r = 0; r < R; ++r)
-                for (int a = 0; a < K; ++a) s[t * W + r * K + a] += C(widen(k.row(t * K + a)[d])) * q[r * D + d];
+                for (int a = 0; a < K; ++a) s[t * W + r * K + a] += C(widen(k.row(t * K + a)[d])) * q.feature(r, d);
 }
 
 // The scores of R rows and n keys.
 template <class C, class E, int R>
-LIMELIGHT_INLINE void row_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, C* s, Ahead ahead) {
+LIMELIGHT_INLINE void row_scores(PackedQueries<C, R> q, Matrix<E> k, int64_t D, int64_t n, C* s, Ahead ahead) {
     constexpr int W = kWidth<C>, K = kTileKeys<C, R>, T = tiles_at_once<C, R>();
     int64_t j = 0;
     for (; j + T * K <= n; j += T * K, s += T * W) score_tiles<C, E, R, T>(q, k.from(j), D, s, ahead);
@@ -191,7 +254,7 @@ LIMELIGHT_INLINE void row_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, 
     for (; j < n; ++j, ++s) dot<C, E, R>(q, k.row(j), D, s, K);
 }
 
-// The scores q[row] · k[key] of a step of n keys. Where rows need several tiles, keys are met in chunks that stay in the
+// The scores q[row] · k[key] of a step of n keys, for queries that are packed. Where rows need several tiles, keys are met in chunks that stay in the
 // nearest cache for all of them. What goes into that cache is prefetched by the first tile alone, since the others find their
 // keys there; otherwise each prefetches its share.
 template <class C, class E>
@@ -202,7 +265,7 @@ void decode_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, int rows, C* s
             constexpr int padded = kWidth<C> / kTileKeys<C, R>;  // rows with those that are empty
             Ahead ahead{distance.rows<E>(D), distance.into_first_cache, D * r / rows, D * (r + R) / rows};
             if (distance.into_first_cache) ahead.begin = 0, ahead.end = r ? 0 : D;
-            row_scores<C, E, R>(q + r * D, k.from(j), D, n - j < chunk ? n - j : chunk, s + tiles_at(r) + j * padded,
+            row_scores<C, E, R>({q + r * D}, k.from(j), D, n - j < chunk ? n - j : chunk, s + tiles_at(r) + j * padded,
                                 ahead);
         });
 }

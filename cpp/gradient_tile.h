@@ -168,7 +168,7 @@ void load_gradients(const Problem& p, const Gradients& g, int64_t batch, Gradien
         const int64_t at = (batch * p.Hq + row.head) * p.N + row.query;
         widen_row(address(p.out, batch, row.head, row.query), p.out.type, p.Dv, C(1), spare, p.Dv);
         C delta;
-        dot<C, C, 1>(spare, x.dout_rows + r * Dv, p.Dv, &delta);
+        dot<C, C, 1>({spare}, x.dout_rows + r * Dv, p.Dv, &delta);
         x.dlse[r] = g.dlse ? reinterpret_cast<const C*>(g.dlse)[at] : C(0);
         delta -= x.dlse[r];
         if (sums) delta += sums[at];

@@ -166,7 +166,7 @@ template <class C, int R> LIMELIGHT_INLINE void tile_exponentials(C* s, int64_t 
     };
     Vec<C> total{};
     for (i = 0; i < end;) {  // as many as a block has with the most rows: longer chains lose digits
-        const int64_t apart = min(i + kBlock * kTileRows<C>, end);
+        const int64_t apart = min(i + kBlock * min(4, kTileRows<C>), end);
         Vec<C> sum{};
         for (; i + 4 * W <= apart; i += 4 * W)
             sum += (exponential(i) + exponential(i + W)) + (exponential(i + 2 * W) + exponential(i + 3 * W));

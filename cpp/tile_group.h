@@ -84,6 +84,10 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
             x.bounds[r] = logit_bound(p, t.batch, x.rows[r], y.transposing);
         load_lanes(p.q, p.D, query_factor<C>(p), t.batch, x, x.q, y.transposing);
         if (x.decode && !copied<C>(p.k, true)) split_queries(p, x);
+        if (x.decode) {
+            std::memcpy(y.transposing, x.q, x.row_count * p.D * sizeof(C));
+            pack_queries(y.transposing, p.D, x.row_count, x.q);
+        }
         std::memset(x.o, 0, (x.decode ? x.row_count : x.lanes()) * p.Dv * sizeof(C));
         for (int r = 0; r < x.lanes(); ++r) x.m[r] = -kInf<C>, x.l[r] = 0;
     }

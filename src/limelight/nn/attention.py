@@ -144,7 +144,10 @@ class MultiHeadAttention(nn.Module):
     def add_to(
         self, x: Tensor, norm: nn.Module, *, mask: Mask | None, cache: Slot | None, first: int | Tensor
     ) -> Tensor:
-        """Return ``x + self(norm(x), …)``, in fewer steps; hooks of this layer itself are not called."""
+        """Return ``x + self(norm(x), …)``, in fewer steps; hooks of this layer itself are not called.
+
+        ``mask``, ``cache`` and ``first`` are those of ``forward``.
+        """
         self._check_inputs(x, None, cache)
         projected = project(x, self.query, self.key, self.value, norm=norm)
         return add_projection(x, self._attend_to_itself(projected, mask, cache, first), self.out)

@@ -192,7 +192,10 @@ class Rotary(Positions):
         return self.turn(q, cos, sin), self.turn(k, cos, sin), None
 
     def rotation(self, first: int | Tensor, n: int, like: Tensor) -> Angles:
-        """Return the rotation of ``n`` tokens as the kernels take it, in the type and on the device of ``like``."""
+        """Return the rotation of ``n`` tokens from position ``first`` on, as the kernels take it.
+
+        The angles have the type of ``like`` and lie on its device.
+        """
         return Angles(*self.angles(first, n, like.dtype, like.device), self.width, self.interleaved)
 
 

@@ -112,17 +112,17 @@ template <class C, class F> LIMELIGHT_INLINE void for_each_score(int rows, int64
     });
 }
 
-// The queries of R rows as a tile reads them: a vector of each row, then the next of each, in the order of `load_two`; the
+// R rows, such as queries, as a tile reads them: a vector of each row, then the next of each, in the order of `load_two`; the
 // features after the last whole vector lie one of each row after the other.
-template <class C, int R> struct PackedQueries {
+template <class C, int R> struct PackedRows {
     const C* data;
 
     LIMELIGHT_INLINE Vec<C> vector(int r, int64_t d) const { return load(data + d * R + r * kWidth<C>); }
     LIMELIGHT_INLINE C feature(int r, int64_t d) const { return data[d * R + r]; }
 };
 
-// Packs queries (rows, D) into `to`, where those of the rows from r on begin at r · D.
-template <class C> void pack_queries(const C* q, int64_t D, int rows, C* to) {
+// Packs rows (rows, D) into `to`, where those from r on begin at r · D.
+template <class C> void pack_rows(const C* q, int64_t D, int rows, C* to) {
     constexpr int W = kWidth<C>;
     by_rows<kTileRows<C>>(rows, [&](int first, auto R) {
         for (int r = 0; r < R; ++r) {
@@ -137,7 +137,7 @@ template <class C> void pack_queries(const C* q, int64_t D, int rows, C* to) {
 
 // s[row · apart] = q[row] · k for R rows.
 template <class C, class E, int R>
-LIMELIGHT_INLINE void dot(PackedQueries<C, R> q, const E* k, int64_t D, C* s, int64_t apart = 1) {
+LIMELIGHT_INLINE void dot(PackedRows<C, R> q, const E* k, int64_t D, C* s, int64_t apart = 1) {
     constexpr int W = kWidth<C>;
     Vec<C> acc[R][2] = {};
     int64_t d = 0;
@@ -168,7 +168,7 @@ template <class C, class E, int R> constexpr bool kKept = R > 1 && (std::is_same
 // acc[row · K + key] gains the products of R rows and K keys over all whole pairs of vectors; returns the feature after them.
 // A vector of each key stays in a register for all rows, and one of each row for all keys.
 template <class C, class E, int R, int K>
-LIMELIGHT_INLINE int64_t multiply_many_rows(PackedQueries<C, R> q, Matrix<E> k, int64_t D, Vec<C>* acc, Ahead ahead) {
+LIMELIGHT_INLINE int64_t multiply_many_rows(PackedRows<C, R> q, Matrix<E> k, int64_t D, Vec<C>* acc, Ahead ahead) {
     constexpr int W = kWidth<C>;
     const bool prefetches = ahead.rows;
     const auto multiply_pair = [&](int64_t d, auto is_first) __attribute__((always_inline)) {
@@ -201,7 +201,7 @@ LIMELIGHT_INLINE int64_t multiply_many_rows(PackedQueries<C, R> q, Matrix<E> k, 
 
 // Computes T tiles of R rows each.
 template <class C, class E, int R, int T>
-LIMELIGHT_INLINE void score_tiles(PackedQueries<C, R> q, Matrix<E> k, int64_t D, C* s, Ahead ahead) {
+LIMELIGHT_INLINE void score_tiles(PackedRows<C, R> q, Matrix<E> k, int64_t D, C* s, Ahead ahead) {
     constexpr int W = kWidth<C>, K = kTileKeys<C, R>;
     constexpr int side_by_side = K < 8 ? K : 8;  // keys; the machine's own prefetching follows no more of them well
     Vec<C> acc[T][W] = {};
@@ -245,7 +245,7 @@ LIMELIGHT_INLINE void score_tiles(PackedQueries<C, R> q, Matrix<E> k, int64_t D,
 
 // The scores of R rows and n keys.
 template <class C, class E, int R>
-LIMELIGHT_INLINE void row_scores(PackedQueries<C, R> q, Matrix<E> k, int64_t D, int64_t n, C* s, Ahead ahead) {
+LIMELIGHT_INLINE void row_scores(PackedRows<C, R> q, Matrix<E> k, int64_t D, int64_t n, C* s, Ahead ahead) {
     constexpr int W = kWidth<C>, K = kTileKeys<C, R>, T = tiles_at_once<C, R>();
     int64_t j = 0;
     for (; j + T * K <= n; j += T * K, s += T * W) score_tiles<C, E, R, T>(q, k.from(j), D, s, ahead);

@@ -22,7 +22,7 @@ template <class C> struct GradientTile {
     const Row* rows;
     Row* distinct;  // the rows with spans of their own
     int distinct_count;
-    C *q, *dout;                 // (feature, lane), or (row, feature) where `decode`
+    C *q, *dout;                 // (feature, lane), or packed for few rows where `decode`
     C* dq;                       // (feature, lane)
     C *q_rows, *dout_rows;       // (row, feature), with the factors of dK and dV
     C *m, *l;                    // by lane: largest logit, log₂ Σ 2^(logit − m)
@@ -126,7 +126,12 @@ template <class C> C gradient_factor(const Problem& p) {
 template <class C>
 void load_side(const Rows& from, int64_t batch, const GradientTile<C>& x, int64_t width, C factor, C row_factor,
                C* side, C* rows) {
-    load_lanes(from, width, factor, batch, x, side, rows);
+    if (x.decode) {
+        gather(from, batch, x.rows, x.row_count, x.row_count, width, factor, rows, width);
+        pack_rows(rows, width, x.row_count, side);
+    } else {
+        load_lanes(from, width, factor, batch, x, side, rows);
+    }
     gather(from, batch, x.rows, x.row_count, x.lanes(), width, row_factor, rows, whole_vectors<C>(width));
 }
 

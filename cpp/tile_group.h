@@ -47,11 +47,14 @@ template <class C> TileGroup<C> lay_out_group(const Problem& p, const Partition&
     return y;
 }
 
-// Brings the features of queries into the order in which decoding reads those of keys.
-template <class C> void split_queries(const Problem& p, const QueryTile<C>& x) {
-    with_readable_type<C>(p.k.type, [&](auto e) {
-        for (int r = 0; r < x.row_count; ++r) split_places<C, decltype(e)>(x.q + r * p.D, p.D);
-    });
+// Loads the queries of a tile as decoding reads them: packed, with their features in the order in which keys are read.
+template <class C> void load_packed(const Problem& p, int64_t batch, const QueryTile<C>& x, C* scratch) {
+    gather(p.q, batch, x.rows, x.row_count, x.row_count, p.D, query_factor<C>(p), scratch, p.D);
+    if (!copied<C>(p.k, true))
+        with_readable_type<C>(p.k.type, [&](auto e) {
+            for (int r = 0; r < x.row_count; ++r) split_places<C, decltype(e)>(scratch + r * p.D, p.D);
+        });
+    pack_rows(scratch, p.D, x.row_count, x.q);
 }
 
 // Loads the queries of a task and empties their running sums.
@@ -82,12 +85,8 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         x.bounds = y.bounds ? y.bounds + i * lanes : nullptr;
         for (int r = 0; y.bounds && r < x.row_count; ++r)
             x.bounds[r] = logit_bound(p, t.batch, x.rows[r], y.transposing);
-        load_lanes(p.q, p.D, query_factor<C>(p), t.batch, x, x.q, y.transposing);
-        if (x.decode && !copied<C>(p.k, true)) split_queries(p, x);
-        if (x.decode) {
-            std::memcpy(y.transposing, x.q, x.row_count * p.D * sizeof(C));
-            pack_queries(y.transposing, p.D, x.row_count, x.q);
-        }
+        if (x.decode) load_packed(p, t.batch, x, y.transposing);
+        else load_lanes(p.q, p.D, query_factor<C>(p), t.batch, x, x.q, y.transposing);
         std::memset(x.o, 0, (x.decode ? x.row_count : x.lanes()) * p.Dv * sizeof(C));
         for (int r = 0; r < x.lanes(); ++r) x.m[r] = -kInf<C>, x.l[r] = 0;
     }

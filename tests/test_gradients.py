@@ -266,6 +266,20 @@ def test_strided_inputs_give_the_same_bits(kind: int, dtype: torch.dtype) -> Non
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 11, 13])
+@pytest.mark.parametrize("width", [1, 19, 37, 71])
+def test_fewer_rows_than_lanes(width: int, rows: int) -> None:
+    """Their products have features in the lanes, as in decoding."""
+    g = generator(rows)
+    q, k, v = (
+        torch.randn(1, h, n, d, generator=g) for h, n, d in ((rows, 1, width), (1, 29, width), (1, 29, width + 2))
+    )
+    check({"q": q, "k": k, "v": v}, "native")
+    q = torch.randn(2, 3, rows, width, generator=g)
+    check({"q": q, "k": k.repeat(2, 3, 1, 1), "v": v.repeat(2, 3, 1, 1), "softcap": 1.3, "mask": ll.Causal()}, "native")
+
+
 def test_the_gradient_of_a_sum_is_expanded() -> None:
     q, k, v = (torch.randn(1, 2, n, 8, requires_grad=True) for n in (5, 7, 7))
     got = torch.autograd.grad(ll.attention(q, k, v).sum(), (q, k, v))

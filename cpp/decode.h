@@ -48,10 +48,12 @@ constexpr int64_t kInCache = 1 << 20;
 
 // By the size of K and V. Those of a few megabytes lie in the last cache if nothing else was read since the last step, and in
 // memory if a model's weights were. AMD's Zen 4 is served best by requests into the second cache, further ahead the further
-// away K and V are. On an Intel Xeon requests into the first cache are better in both cases, and at nearly every size.
-inline PrefetchDistance prefetch_distance(int64_t bytes) {
+// away K and V are, and Zen 3, which has no AVX-512, by requests just ahead. On an Intel Xeon requests into the first cache
+// are better in both cases, and at nearly every size.
+inline PrefetchDistance prefetch_distance(int64_t bytes, size_t of_number) {
     if (bytes <= kInCache) return {};
     if (!made_by_amd()) return {4096, true};
+    if (LIMELIGHT_BYTES < 64) return {of_number < 4 ? 4096 : 2048, false};
     return {bytes > 16 * kInCache ? 16384 : 8192, false};
 }
 
@@ -203,7 +205,9 @@ LIMELIGHT_INLINE int64_t multiply_many_rows(PackedRows<C, R> q, Matrix<E> k, int
 template <class C, class E, int R, int T>
 LIMELIGHT_INLINE void score_tiles(PackedRows<C, R> q, Matrix<E> k, int64_t D, C* s, Ahead ahead) {
     constexpr int W = kWidth<C>, K = kTileKeys<C, R>;
-    constexpr int side_by_side = K < 8 ? K : 8;  // keys; the machine's own prefetching follows no more of them well
+    // Keys: the machine's own prefetching follows no more of them well, and on smaller machines fewer.
+    constexpr int most = LIMELIGHT_REGISTERS >= 32 ? 8 : R == 1 && std::is_same_v<C, E> ? 2 : 4;
+    constexpr int side_by_side = K < most ? K : most;
     Vec<C> acc[T][W] = {};
     const auto add = [&](int t, int a, Vec<C> x, int64_t d) __attribute__((always_inline)) {
         x = in_register<kKept<C, E, R>>(x);
@@ -270,18 +274,17 @@ void decode_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, int rows, C* s
         });
 }
 
-// o[row] = decay[row] · o[row] + Σ p[row][key] v[key] for R rows and F vectors of features.
-template <class C, class E, int R, int F>
+// o[row] = decay[row] · o[row] + Σ p[row][key] v[key] for F vectors of features and R of the rows of tiles that have K keys.
+template <class C, class E, int K, int R, int F>
 LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, const C* decay, Ahead ahead) {
-    constexpr int W = kWidth<C>, K = kTileKeys<C, R>, G = W / K;  // a tile's keys, and rows
+    constexpr int W = kWidth<C>;
     constexpr int room = LIMELIGHT_REGISTERS / 2 / (R * F), most = K < 4 ? K : 4;
     constexpr int U = room > most ? most : room ? room : 1;  // sums of each number
     Vec<C> acc[U][R][F] = {};
     const auto add = [&](Vec<C>(&sum)[R][F], int64_t j, const C* weights) __attribute__((always_inline)) {
         Vec<C> weight[R];
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-            weight[r] = in_register<kKept<C, E, R>>(broadcast(weights[r / G * G * kDecodeStep + r % G * K]));
+        for (int r = 0; r < R; ++r) weight[r] = in_register<kKept<C, E, R>>(broadcast(weights[r * K]));
         const auto add_vector = [&](int f, Vec<C> x) __attribute__((always_inline)) {
             x = in_register<kKept<C, E, R>>(x);
 #pragma GCC unroll 8
@@ -322,19 +325,19 @@ LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64
 }
 
 // The same for all features from d on: as many vectors at once as the registers hold, then half as many.
-template <class C, class E, int R, int F>
+template <class C, class E, int K, int R, int F>
 LIMELIGHT_INLINE void add_all_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, const C* decay, Ahead ahead,
                                      int64_t d = 0) {
     constexpr int W = kWidth<C>;
-    for (; d + F * W <= Dv; d += F * W) add_values<C, E, R, F>(p, v.from(0, d), n, o + d, Dv, decay, ahead);
+    for (; d + F * W <= Dv; d += F * W) add_values<C, E, K, R, F>(p, v.from(0, d), n, o + d, Dv, decay, ahead);
     if constexpr (F > 1) {
-        if (d < Dv) add_all_values<C, E, R, F / 2>(p, v, n, o, Dv, decay, ahead, d);
+        if (d < Dv) add_all_values<C, E, K, R, F / 2>(p, v, n, o, Dv, decay, ahead, d);
     } else {
         // The step is summed apart, in four chains, as vectors are: one chain over all keys would lose digits.
         for (; d < Dv; ++d) {
             C sums[R][4] = {};
-            for_each_score<C>(R, n,
-                              [&](int r, int64_t j, int64_t at) { sums[r][j % 4] += p[at] * C(widen(v.row(j)[d])); });
+            for (int64_t j = 0; j < n; ++j)
+                for (int r = 0; r < R; ++r) sums[r][j % 4] += p[j / K * W + r * K + j % K] * C(widen(v.row(j)[d]));
             for (int r = 0; r < R; ++r) {
                 const C sum = (sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]);
                 o[r * Dv + d] = o[r * Dv + d] * decay[r] + sum;
@@ -347,14 +350,23 @@ LIMELIGHT_INLINE void add_all_values(const C* p, Matrix<E> v, int64_t n, C* o, i
 template <class C, class E>
 void decode_block(const C* p, Matrix<E> v, int64_t Dv, int64_t begin, int64_t end, int rows, C* o, const C* decay,
                   PrefetchDistance distance) {
-    constexpr int most = LIMELIGHT_REGISTERS >= 32 && kWidth<C> > 8 ? 8 : kTileRows<C>;
-    by_rows<most>(rows, [&](int r, auto R) {
-        const C* weights = p + tiles_at(r) + begin / kTileKeys<C, R> * kWidth<C>;
-        constexpr int room = LIMELIGHT_REGISTERS * 3 / 4 / R, F = room >= 8 ? 8 : room >= 4 ? 4 : 2;
-        // The keys are passed through once for so many features, and as much earlier memory is prefetched.
-        const int64_t passes = (Dv + F * kWidth<C> - 1) / (F * kWidth<C>);
-        const Ahead ahead{r ? 0 : passes * distance.rows<E>(Dv), distance.into_first_cache};
-        add_all_values<C, E, R, F>(weights, v.from(begin), end - begin, o + r * Dv, Dv, decay + r, ahead);
+    by_rows<kTileRows<C>>(rows, [&](int first, auto T) {
+        constexpr int K = kTileKeys<C, T>;
+        const C* weights = p + tiles_at(first) + begin / K * kWidth<C>;
+        const auto add = [&](int r, auto R) {
+            constexpr int room = LIMELIGHT_REGISTERS * 3 / 4 / R, F = room >= 8 ? 8 : room >= 4 ? 4 : 2;
+            // The keys are passed through once for so many features, and as much earlier memory is prefetched.
+            const int64_t passes = (Dv + F * kWidth<C> - 1) / (F * kWidth<C>);
+            const Ahead ahead{first + r ? 0 : passes * distance.rows<E>(Dv), distance.into_first_cache};
+            add_all_values<C, E, K, R, F>(weights + r * K, v.from(begin), end - begin, o + (first + r) * Dv, Dv,
+                                          decay + first + r, ahead);
+        };
+        // With sixteen registers there is room for four rows of one cache line each. Two rows of two lines follow memory
+        // better, unless there are so many rows that multiply-adds take longer than reading. Three rows of two lines fit if
+        // nothing has to be converted.
+        constexpr bool fit = LIMELIGHT_REGISTERS >= 32 || (T == 3 && std::is_same_v<C, E>);
+        if (fit || (T == 4 && rows > 4)) by_rows<kTileRows<C>>(T, add);
+        else by_rows<2>(T, add);
     });
 }
 

@@ -46,6 +46,10 @@ constexpr int64_t kThreadsServed = 128;
 // Tiles that share one copy of a block of K and V.
 constexpr int64_t kTilesPerTask = 8;
 
+// Tiles that meet K and V together where these have more bytes than this: they would leave the second cache from one tile to
+// the next. That cache has half a megabyte or more; with AVX-512, a megabyte.
+constexpr int64_t kTilesTogether = 4, kStaysNear = LIMELIGHT_REGISTERS < 32 ? 1 << 19 : 1 << 20;
+
 // The bytes of K and V.
 inline int64_t bytes_of_cache(const Problem& p) {
     return p.B * p.Hkv * p.M * int64_t(p.D * size_of(p.k.type) + p.Dv * size_of(p.v.type));
@@ -84,6 +88,17 @@ inline void split_keys(Partition& c, int64_t tasks, int64_t enough, int64_t shor
     c.chunks = max(1, ceil_div(keys, max(c.chunk, 1)));
 }
 
+// Tiles in a task. With few tasks, smaller ones keep all threads busy to the end.
+template <class C> int64_t tiles_per_task(const Problem& p, const Partition& c) {
+    if (c.decode) return 1;
+    const int64_t all = p.B * c.units * c.tiles;
+    if (copied<C>(p.k, false) || copied<C>(p.v, false))
+        return all < kTilesPerTask * kThreadsServed ? kTilesPerTask / 2 : kTilesPerTask;
+    // Where rows have several spans, tiles have too few keys in common.
+    const bool near = p.M * (p.D + p.Dv) * int64_t(sizeof(C)) <= kStaysNear;
+    return near || p.spans.count > 1 ? 1 : min(max(all / kThreadsServed, 1), kTilesTogether);
+}
+
 template <class C> Partition partition(const Problem& p) {
     Partition c;
     c.group_size = p.Hq / p.Hkv;
@@ -92,9 +107,7 @@ template <class C> Partition partition(const Problem& p) {
     c.heads_abreast = 1;
     c.key_begin = 0, c.key_end = p.M;
     set_queries<C>(p, c, 0, p.N);
-    c.tiles_per_task = !c.decode && (copied<C>(p.k, false) || copied<C>(p.v, false)) ? kTilesPerTask : 1;
-    // With few tasks, smaller ones keep all threads busy to the end.
-    if (p.B * c.units * ceil_div(c.tiles, c.tiles_per_task) < 128) c.tiles_per_task = ceil_div(c.tiles_per_task, 2);
+    c.tiles_per_task = tiles_per_task<C>(p, c);
     split_keys(c, p.B * c.units * ceil_div(c.tiles, c.tiles_per_task), kThreadsServed, 512);
     return c;
 }

@@ -72,7 +72,7 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         x.row_count = int(b - a);
         x.vectors = int(ceil_div(b - a, W));
         x.decode = c.decode;
-        x.distance = prefetch_distance(bytes_of_cache(p));
+        x.distance = prefetch_distance(bytes_of_cache(p), size_of(p.k.type));
         fill_rows(p, c, t.batch, t.unit + side, a, x.row_count, row);
         x.kv = row[0].head / c.group_size;
         x.chain = score_chain<C>(c.rows, p.M, p.D);

@@ -96,7 +96,7 @@ template <class C> int64_t tiles_per_task(const Problem& p, const Partition& c) 
         return all < kTilesPerTask * kThreadsServed ? kTilesPerTask / 2 : kTilesPerTask;
     // Where rows have several spans, tiles have too few keys in common.
     const bool near = p.M * (p.D + p.Dv) * int64_t(sizeof(C)) <= kStaysNear;
-    return near || p.spans.count > 1 ? 1 : min(max(all / kThreadsServed, 1), kTilesTogether);
+    return near || p.spans.count > 1 ? 1 : min(max(all / (2 * kThreadsServed), 1), kTilesTogether);
 }
 
 template <class C> Partition partition(const Problem& p) {

@@ -84,9 +84,11 @@ class ChainedProduct(torch.autograd.Function):
     def product(a: Tensor, b: Tensor) -> Tensor:
         # Products of floats are exact in doubles, so that each step rounds once, as a fused multiply-add does.
         total = torch.zeros(*a.shape[:-1], b.shape[-1], dtype=torch.float64)
+        rounded = total.float()
         for column, row in zip(a.double().split(1, -1), b.double().split(1, -2), strict=True):
-            total = total.addcmul_(column, row).float().double()
-        return total.float()
+            total.copy_(rounded)
+            rounded.copy_(total.addcmul_(column, row))
+        return rounded
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:

@@ -49,10 +49,12 @@ constexpr int64_t kInCache = 1 << 20;
 // By the size of K and V. Those of a few megabytes lie in the last cache if nothing else was read since the last step, and in
 // memory if a model's weights were. AMD's Zen 4 is served best by requests into the second cache, further ahead the further
 // away K and V are, and Zen 3, which has no AVX-512, by requests just ahead. On an Intel Xeon requests into the first cache
-// are better in both cases, and at nearly every size.
+// are better in both cases, and at nearly every size; so they are on Zen 5, somewhat further ahead.
 inline PrefetchDistance prefetch_distance(int64_t bytes, size_t of_number) {
     if (bytes <= kInCache) return {};
-    if (!made_by_amd()) return {4096, true};
+    const int family = amd_family();
+    if (!family) return {4096, true};
+    if (family > 25) return {8192, true};
     if (LIMELIGHT_BYTES < 64) return {of_number < 4 ? 4096 : 2048, false};
     return {bytes > 16 * kInCache ? 16384 : 8192, false};
 }

@@ -46,12 +46,17 @@ std::atomic<const Kernels*> chosen{nullptr};
 
 }  // namespace
 
-bool made_by_amd() {
+int amd_family() {
 #if defined(LIMELIGHT_X86)
-    static const bool amd = (__builtin_cpu_init(), __builtin_cpu_is("amd"));
-    return amd;
+    static const int family = [] {
+        __builtin_cpu_init();
+        unsigned a = 0, b, c, d;
+        if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return 0;
+        return int((a >> 8 & 15) + (a >> 20 & 255));  // base and extended family; every AMD in use has both
+    }();
+    return family;
 #else
-    return false;
+    return 0;
 #endif
 }
 

@@ -8,8 +8,9 @@
 
 namespace limelight {
 
-// True on processors of AMD, whose caches are prefetched in another way than Intel's.
-bool made_by_amd();
+// The family of a processor made by AMD, whose caches are prefetched in other ways than Intel's: 25 for Zen 3 and Zen 4, 26
+// for Zen 5. 0 for other makers.
+int amd_family();
 
 struct Kernels {
     const char* name;

@@ -15,7 +15,7 @@ namespace limelight::LIMELIGHT_ISA {
 // eighth longer on Zen 3.
 template <class C, class E, int R> int64_t ask_ahead() {
     constexpr bool quick = R <= 3 && std::is_same_v<C, E>;
-    return quick && LIMELIGHT_BYTES < 64 && made_by_amd() ? 0 : 4096;
+    return quick && LIMELIGHT_BYTES < 64 && amd_family() ? 0 : 4096;
 }
 
 // Rows of W that are read side by side for R rows of x, which are then loaded once for all of them: a load takes as long as

@@ -16,18 +16,13 @@ struct Piece {
 
 // f(piece) for the pieces of a block, of which `partial` is seen by some rows only.
 template <class C, int NV, class F> void for_each_piece(const Block<C>& b, Range partial, F&& f) {
-    constexpr int W = kWidth<C>;
     // Where scores are capped, those that are masked have to be numbers.
-    if (NV == 1 || partial.empty() || b.p.spans.count != 1 || b.p.softcap) return f(Piece{0, b.n, 0, NV});
+    if (NV == 1 || partial.empty() || !b.lane_spans || b.p.softcap) return f(Piece{0, b.n, 0, NV});
     int64_t begin[NV], end[NV], cuts[2 * NV];
     int n = 0;
     for (int v = 0; v < NV; ++v) {
-        begin[v] = b.n, end[v] = 0;
-        for (int r = v * W; r < min(v * W + W, b.row_count); ++r) {
-            const int32_t* span = b.rows[r].spans;
-            begin[v] = min(begin[v], max(span[0] - b.first, 0));
-            end[v] = max(end[v], min(span[1] - b.first, b.n));
-        }
+        const auto& x = b.lane_spans->of_vector[v];
+        begin[v] = min(max(x.first_begin - b.first, 0), b.n), end[v] = max(min(x.last_end - b.first, b.n), 0);
         for (const int64_t cut : {begin[v], end[v]}) {
             int at = n++;
             for (; at && cuts[at - 1] > cut; --at) cuts[at] = cuts[at - 1];

@@ -163,7 +163,7 @@ void multiply_where_allowed(const Problem& p, int64_t batch, const GradientTile<
 
 // The part of one block of keys that the tiles of a task see.
 template <class C> struct SeenBlock {
-    Visible seen[kGradientTiles];
+    Visible seen[kGradientTiles<C>];
     Range keys;  // that some tile sees
     Operand k, v;
 
@@ -179,7 +179,7 @@ SeenBlock<C> see_block(const Problem& p, const GradientTask<C>& task, const Grad
     s.keys = {block.end, block.begin};
     for (int i = 0; i < count; ++i) {
         const GradientTile<C>& x = scratch.tiles[i];
-        Range& keys = (s.seen[i] = visible(x.distinct, x.distinct_count, p.spans.count, block)).keys;
+        Range& keys = (s.seen[i] = x.seen.visible(block)).keys;
         if (have_no_weight(p, task.batch, task.head, x.rows, x.row_count, x.bounds, x.lse, keys)) keys = {0, 0};
         if (!keys.empty()) s.keys = {min(s.keys.begin, keys.begin), max(s.keys.end, keys.end)};
     }
@@ -195,11 +195,17 @@ template <class C>
 Block<C> block_of_tile(const Problem& p, const GradientTask<C>& task, const GradientTile<C>& x, const SeenBlock<C>& s,
                        int tile) {
     const int64_t place = s.skip(tile) * x.lanes();
-    return {p,           x.rows,
-            x.row_count, x.lanes(),
-            task.batch,  s.seen[tile].keys.begin,
-            s.n(tile),   x.weights + place,
-            nullptr,     x.softcap_slope ? x.softcap_slope + place : nullptr};
+    return {p,
+            x.rows,
+            x.row_count,
+            x.lanes(),
+            task.batch,
+            s.seen[tile].keys.begin,
+            s.n(tile),
+            x.weights + place,
+            x.lane_spans,
+            nullptr,
+            x.softcap_slope ? x.softcap_slope + place : nullptr};
 }
 
 // Differentiates all tiles in one block of keys.
@@ -210,8 +216,8 @@ void differentiate_block(const Problem& p, const Gradients& g, const GradientTas
     if (s.keys.empty()) return;
     const int64_t n = s.n();
     bool whole = !p.mask.data;  // every row may attend to every key
-    Term<C> of_q[kGradientTiles], of_dout[kGradientTiles];
-    const Row* rows_of[kGradientTiles];
+    Term<C> of_q[kGradientTiles<C>], of_dout[kGradientTiles<C>];
+    const Row* rows_of[kGradientTiles<C>];
     int terms = 0;
     for (int i = 0; i < count; ++i) {
         const GradientTile<C>& x = scratch.tiles[i];
@@ -246,12 +252,12 @@ void differentiate_block(const Problem& p, const Gradients& g, const GradientTas
         add(block_of_tile(p, task, x, s, i), s.seen[i].partial, x.dx + s.skip(i) * x.lanes(), mine, p.D, x.dq,
             scratch.ones);
     }
-    const int64_t chain = p.Hq / p.Hkv * p.N < kFewRows ? kShortChain : kGradientTiles * kMaxLanes<C>;
+    const int64_t rows = p.Hq / p.Hkv * p.N, chain = rows < kFewRows ? few_rows_chain(rows) : rows;
     // Along the edges of a band, some keys at a time with the rows that see one of them.
     const int64_t step = whole || p.spans.count != 1 ? n : kProductKeys;
     for (int64_t a = 0; a < n; a += step) {
         const Range keys{s.keys.begin + a, min(s.keys.begin + a + step, s.keys.end)};
-        Term<C> some_q[kGradientTiles], some_dout[kGradientTiles];
+        Term<C> some_q[kGradientTiles<C>], some_dout[kGradientTiles<C>];
         for (int t = 0; t < terms; ++t) {
             const Range rows = step < n ? seeing_rows(rows_of[t], of_q[t].n, keys) : Range{0, of_q[t].n};
             some_q[t] = of_q[t].part(a, rows), some_dout[t] = of_dout[t].part(a, rows);
@@ -317,30 +323,47 @@ void store_gradients(const Problem& p, const Gradients& g, const GradientTask<C>
     }
 }
 
+// True if no row of a tile may attend to any key of the task: under a window, most tasks are far from most rows.
+template <class C> bool sees_nothing(const GradientTile<C>& x, const GradientTask<C>& task) {
+    const SpanBounds& b = x.seen.bounds;
+    return (b.one_run ? b.run(task.key_begin, task.key_end)
+                      : next_run(x.rows, x.row_count, x.seen.spans, task.key_begin, task.key_end))
+        .empty();
+}
+
 // Loads the rows of a task, some tiles at a time, and calls start(number of tiles), block(number of tiles, keys) for all
-// keys that some row may attend to, and finish(number of tiles).
+// keys that some row may attend to, and finish(number of tiles). Tiles that see no key of the task are left out, unless
+// something has to be known of every row.
 template <class C, class Start, class VisitBlock, class Finish>
-void for_each_tile(const Problem& p, const GradientTask<C>& task, GradientScratch<C>& scratch, Start&& start,
-                   VisitBlock&& visit, Finish&& finish) {
+void for_each_tile(const Problem& p, const GradientTask<C>& task, GradientScratch<C>& scratch, bool may_skip,
+                   Start&& start, VisitBlock&& visit, Finish&& finish) {
     const int64_t first_head = task.head * (p.Hq / p.Hkv);
     for (int64_t from = task.row_begin; from < task.row_end;) {
-        int count = 0, distinct = 0;
-        for (Row* rows = scratch.rows; count < kGradientTiles && from < task.row_end; ++count) {
+        int count = 0;
+        for (Row* rows = scratch.rows; count < kGradientTiles<C> && from < task.row_end;) {
             GradientTile<C>& x = scratch.tiles[count];
             const int64_t end = tile_end<C>(p, task, from);
             x.rows = rows;
             x.row_count = int(end - from);
             x.vectors = int(ceil_div(x.row_count, kWidth<C>));
             for (; from < end; ++from) *rows++ = row_at(p, task.batch, first_head + from / p.N, from % p.N);
-            x.distinct = scratch.distinct + distinct;
-            x.distinct_count = keep_distinct(x.rows, x.row_count, p.spans.count, x.distinct);
-            distinct += x.distinct_count;
-            load_rows(p, task.batch, x, scratch.spare);
-            for (const auto& term : scratch.terms) term->start(x, task.batch, count);
+            x.seen = {span_bounds(x.rows, x.row_count, p.spans.count), p.spans.count};
+            if (may_skip && sees_nothing(x, task)) {
+                rows -= x.row_count;
+                continue;
+            }
+            if (x.lane_spans) x.lane_spans->set(x.rows, x.row_count, x.vectors);
+            ++count;
+        }
+        if (!count) break;
+        const SeenKeys seen = join_seen_keys(scratch.tiles, count, scratch.distinct);
+        for (int i = 0; i < count; ++i) {
+            load_rows(p, task.batch, scratch.tiles[i], scratch.spare);
+            for (const auto& term : scratch.terms) term->start(scratch.tiles[i], task.batch, i);
         }
         start(count);
         for (Range run{task.key_begin, task.key_begin};;) {
-            run = next_run(scratch.distinct, distinct, p.spans.count, run.end, task.key_end);
+            run = seen.next_run(run.end, task.key_end);
             if (run.empty()) break;
             for (int64_t j = run.begin; j < run.end; j += kBlock) visit(count, Range{j, min(j + kBlock, run.end)});
         }
@@ -374,7 +397,7 @@ template <class C> void differentiate(const Problem& p, const Gradients& g, cons
     const auto finish = [&](int count) {
         for (int i = 0; i < count; ++i) store_gradients(p, g, task, scratch.tiles[i], scratch.spare);
     };
-    for_each_tile(p, task, scratch, start, visit, finish);
+    for_each_tile(p, task, scratch, !g.delta, start, visit, finish);
 }
 
 // Adds Σ P ∘ term over the keys of a task to the sums of its rows, for the terms that need it.
@@ -392,7 +415,7 @@ template <class C> void sum_terms(const Problem& p, const Gradients& g, const Gr
                 task.sums[(task.batch * p.Hq + x.rows[r].head) * p.N + x.rows[r].query] += x.sums[r];
         }
     };
-    for_each_tile(p, task, scratch, start, visit, finish);
+    for_each_tile(p, task, scratch, true, start, visit, finish);
 }
 
 }  // namespace limelight::LIMELIGHT_ISA

@@ -6,11 +6,12 @@
 
 #include "alibi_skip.h"
 #include "diagonals.h"
+#include "seen_keys.h"
 
 namespace limelight::LIMELIGHT_ISA {
 
-// Tiles that meet a block together: their rows make one long sum for dK and dV.
-constexpr int kGradientTiles = 2;
+// Tiles that meet a block together: their 96 rows make one long sum for dK and dV.
+template <class C> constexpr int kGradientTiles = 96 / kMaxLanes<C>;
 
 template <class C> constexpr C kLog2 = C(0.69314718055994530942);
 
@@ -20,8 +21,8 @@ template <class C> struct GradientTile {
     bool decode;      // so few rows that features lie in the lanes of products with K and V (decode.h)
     bool one_block;   // all keys that the rows attend to are in one block, where δ can be summed
     const Row* rows;
-    Row* distinct;  // the rows with spans of their own
-    int distinct_count;
+    SeenKeys seen;
+    LaneSpans<C>* lane_spans;    // null where rows have no span or several
     C *q, *dout;                 // (feature, lane), or packed for few rows where `decode`
     C* dq;                       // (feature, lane)
     C *q_rows, *dout_rows;       // (row, feature), with the factors of dK and dV
@@ -57,7 +58,7 @@ template <class C> using GradientTerms = std::vector<std::unique_ptr<GradientTer
 
 template <class C> struct GradientScratch {
     Row *rows, *distinct;
-    GradientTile<C> tiles[kGradientTiles];
+    GradientTile<C> tiles[kGradientTiles<C>];
     C *k, *v;  // copies of a block
     C* spare;  // for the logits, and a panel of dx with its margins
     C* ones;   // by lane
@@ -69,8 +70,8 @@ GradientScratch<C> lay_out_gradient(const Problem& p, const Gradients& g, Arena&
     constexpr int lanes = kMaxLanes<C>;
     const int64_t D = whole_vectors<C>(p.D), Dv = whole_vectors<C>(p.Dv);
     GradientScratch<C> scratch;
-    scratch.rows = arena.take<Row>(kGradientTiles * lanes);
-    scratch.distinct = arena.take<Row>(kGradientTiles * lanes);
+    scratch.rows = arena.take<Row>(kGradientTiles<C> * lanes);
+    scratch.distinct = arena.take<Row>(kGradientTiles<C> * lanes);
     for (GradientTile<C>& x : scratch.tiles) {
         x.q = arena.take<C>(lanes * p.D);
         x.dout = arena.take<C>(lanes * p.Dv);
@@ -84,10 +85,11 @@ GradientScratch<C> lay_out_gradient(const Problem& p, const Gradients& g, Arena&
         x.logits = g.d_temperature ? arena.take<C>(kBlock * lanes) : nullptr;
         x.bounds = p.key_norms ? arena.take<LogitBound<C>>(lanes) : nullptr;
         x.softcap_slope = p.softcap ? arena.take<C>(kBlock * lanes) : nullptr;
+        x.lane_spans = p.spans.count == 1 && p.spans.data ? arena.take<LaneSpans<C>>(1) : nullptr;
     }
-    C* q_rows = arena.take<C>(kGradientTiles * lanes * D);
-    C* dout_rows = arena.take<C>(kGradientTiles * lanes * Dv);
-    for (int i = 0; i < kGradientTiles; ++i) {
+    C* q_rows = arena.take<C>(kGradientTiles<C> * lanes * D);
+    C* dout_rows = arena.take<C>(kGradientTiles<C> * lanes * Dv);
+    for (int i = 0; i < kGradientTiles<C>; ++i) {
         scratch.tiles[i].q_rows = q_rows + i * lanes * D;
         scratch.tiles[i].dout_rows = dout_rows + i * lanes * Dv;
     }
@@ -165,9 +167,8 @@ void load_gradients(const Problem& p, const Gradients& g, int64_t batch, Gradien
     const int lanes = x.lanes();
     load_side(g.dout, batch, x, p.Dv, C(1), C(1), x.dout, x.dout_rows);
     std::memset(x.dq, 0, lanes * p.D * sizeof(C));
-    const Range run = next_run(x.distinct, x.distinct_count, p.spans.count, 0, p.M);
     x.one_block = p.M <= kBlock && !g.part && g.terms.empty() && !p.dropout &&
-                  next_run(x.distinct, x.distinct_count, p.spans.count, run.end, p.M).empty();
+                  x.seen.next_run(x.seen.next_run(0, p.M).end, p.M).empty();
     for (int r = 0; r < lanes; ++r) {
         const Row& row = x.rows[min(r, x.row_count - 1)];
         const int64_t at = (batch * p.Hq + row.head) * p.N + row.query;

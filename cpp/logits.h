@@ -6,8 +6,8 @@
 #pragma once
 
 #include "exp.h"
+#include "lane_spans.h"
 #include "places.h"
-#include "rows.h"
 #include "register_tile.h"
 
 namespace limelight::LIMELIGHT_ISA {
@@ -19,8 +19,9 @@ template <class C> struct Block {
     int row_count, lanes;
     int64_t batch, first, n;
     C* s;
-    Upcoming* upcoming = nullptr;  // to be prefetched between the products
-    C* softcap_slope = nullptr;    // where the softcap's derivative goes, or null
+    const LaneSpans<C>* lane_spans = nullptr;  // where every row has one span and the caller knows them
+    Upcoming* upcoming = nullptr;              // to be prefetched between the products
+    C* softcap_slope = nullptr;                // where the softcap's derivative goes, or null
 
     int64_t step() const { return common_step(p, rows, row_count, lanes, first, n); }
 };
@@ -145,35 +146,25 @@ template <class C> void mask_dense(const Block<C>& b, C* scratch) {
 
 // As mask_spans, for rows with one span each. Along the edges of a band most vectors of rows see all of a key or nothing of
 // it, and only the others are compared.
-template <class C> void mask_one_span(const Block<C>& b, Range partial) {
+template <class C> void mask_one_span(const Block<C>& b, Range partial, const LaneSpans<C>& spans) {
     constexpr int W = kWidth<C>;
-    const Range keys{partial.begin - b.first, partial.end - b.first};
     for (int lane = 0; lane < b.lanes; lane += W) {
-        alignas(64) C begin[W], end[W];
-        int64_t first_begin = b.n, last_begin = 0, first_end = b.n, last_end = 0;
-        for (int r = 0; r < W; ++r) {
-            const int32_t* span = b.rows[min(lane + r, b.row_count - 1)].spans;
-            const int64_t from = min(max(span[0] - b.first, 0), b.n), to = min(max(span[1] - b.first, 0), b.n);
-            begin[r] = C(from), end[r] = C(to);
-            first_begin = min(first_begin, from), last_begin = max(last_begin, from);
-            first_end = min(first_end, to), last_end = max(last_end, to);
-        }
-        const auto forbid = [&](int64_t from, int64_t to) {
-            for (int64_t j = max(from, keys.begin); j < min(to, keys.end); ++j)
-                store(b.s + j * b.lanes + lane, broadcast(-kInf<C>));
+        const auto each = [&](int64_t from, int64_t to, auto f) {
+            for (int64_t key = max(from, partial.begin); key < min(to, partial.end); ++key)
+                f(key, b.s + (key - b.first) * b.lanes + lane);
         };
-        const auto compare = [&](int64_t from, int64_t to) {
-            for (int64_t j = max(from, keys.begin); j < min(to, keys.end); ++j) {
-                const Vec<C> key = broadcast(C(j));
-                const IntVec<C> inside = (load(begin) <= key) & (key < load(end));
-                C* s = b.s + j * b.lanes + lane;
-                store(s, inside ? load(s) : broadcast(-kInf<C>));
-            }
+        const auto forbid = [](int64_t, C* s) { store(s, broadcast(-kInf<C>)); };
+        const IntVec<C> begin = spans.begins(lane), end = spans.ends(lane);
+        const auto compare = [&](int64_t key, C* s) {
+            const IntVec<C> place = typename Simd<C>::Bit(key) - IntVec<C>{};
+            store(s, (begin <= place) & (place < end) ? load(s) : broadcast(-kInf<C>));
         };
-        forbid(0, first_begin);
-        compare(first_begin, last_begin);
-        compare(max(last_begin, first_end), last_end);  // every lane sees the keys between the two
-        forbid(last_end, b.n);
+        const auto& x = spans.of_vector[lane / W];
+        each(partial.begin, x.first_begin, forbid);
+        each(x.first_begin, min(x.last_begin, x.last_end), compare);
+        each(max(max(x.last_begin, x.first_end), x.first_begin), x.last_end,
+             compare);  // all lanes see the keys between
+        each(max(x.first_begin, x.last_end), partial.end, forbid);
     }
 }
 
@@ -183,7 +174,12 @@ template <class C> void mask_one_span(const Block<C>& b, Range partial) {
 template <class C> void mask_spans(const Block<C>& b, Range partial, C* scratch) {
     constexpr int64_t few = 4;
     const int64_t count = b.p.spans.count;
-    if (count == 1) return mask_one_span(b, partial);
+    if (count == 1) {
+        if (b.lane_spans) return mask_one_span(b, partial, *b.lane_spans);
+        LaneSpans<C> lane_spans;
+        lane_spans.set(b.rows, b.row_count, b.lanes / kWidth<C>);
+        return mask_one_span(b, partial, lane_spans);
+    }
     const auto spans_of_lane = [&](int r) { return b.rows[min(r, b.row_count - 1)].spans; };
     const auto first_of = [&](const int32_t* of_row) {
         return count <= few ? 0 : first_span(of_row, count, partial.begin);

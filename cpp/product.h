@@ -4,6 +4,8 @@
 // broadcast from where they lie, so nothing is transposed.
 #pragma once
 
+#include <cmath>
+
 #include "spans.h"
 #include "register_tile.h"
 
@@ -110,6 +112,9 @@ template <class C> void product(const Term<C>* terms, int count, int64_t keys, i
 
 // With fewer rows than this, dK and dV are short sums, and as exact as those of a dense product only in short chains.
 constexpr int64_t kFewRows = 512;
+
+// Of n numbers that are summed in chains, whose sums are added up in another chain, roundings are least for √n in a chain.
+inline int64_t few_rows_chain(int64_t rows) { return max(2, std::lround(std::sqrt(double(rows)))); }
 
 // The same with sums over at most `chain` queries in one chain.
 template <class C>

@@ -7,6 +7,7 @@
 #include "dropout.h"
 #include "alibi_skip.h"
 #include "edges.h"
+#include "seen_keys.h"
 
 namespace limelight::LIMELIGHT_ISA {
 
@@ -16,10 +17,9 @@ template <class C> struct QueryTile {
     PrefetchDistance distance;  // of K and V
     int64_t kv;                 // the head of its keys
     int64_t chain;              // features of a score that are summed in one chain
-    SpanBounds span_bounds;
     const Row* rows;
-    Row* distinct;  // the rows with spans of their own
-    int distinct_count;
+    SeenKeys seen;
+    LaneSpans<C>* lane_spans;  // null where rows have no span or several
     C *q, *o, *m, *l;
     LogitBound<C>* bounds;  // by row, or null
 

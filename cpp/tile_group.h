@@ -11,9 +11,9 @@ template <class C> struct TileGroup {
     int64_t count;                 // of tiles
     QueryTile<C>* tiles;
     Row* rows;
-    SpanBounds span_bounds;  // of all tiles
-    Row* distinct;           // where that is not one run: the rows with spans of their own
-    int distinct_count;
+    Row* distinct;
+    SeenKeys seen;  // of all tiles
+    LaneSpans<C>* lane_spans;
     C* s;                   // a block of scores; a panel for each tile where heads are computed side by side
     int64_t step = kBlock;  // keys in a block
     int64_t panel;          // from one tile's scores to the next one's
@@ -32,6 +32,7 @@ template <class C> TileGroup<C> lay_out_group(const Problem& p, const Partition&
     y.tiles = arena.take<QueryTile<C>>(tiles);
     y.rows = arena.take<Row>(tiles * lanes);
     y.distinct = arena.take<Row>(tiles * lanes);
+    y.lane_spans = p.spans.count == 1 && p.spans.data ? arena.take<LaneSpans<C>>(tiles) : nullptr;
     const int64_t decoded = kDecodeStep * kWidth<C> + kTileNumbers<C>;  // in lanes and in tiles
     const int64_t scores = c.decode ? decoded : kBlock * lanes;
     y.panel = c.heads_abreast > 1 ? scores : 0;
@@ -76,8 +77,10 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         fill_rows(p, c, t.batch, t.unit + side, a, x.row_count, row);
         x.kv = row[0].head / c.group_size;
         x.chain = score_chain<C>(c.rows, p.M, p.D);
-        x.span_bounds = span_bounds(row, x.row_count, p.spans.count);
         x.rows = row;
+        x.seen = {span_bounds(row, x.row_count, p.spans.count), p.spans.count};
+        x.lane_spans = y.lane_spans ? y.lane_spans + i : nullptr;
+        if (x.lane_spans) x.lane_spans->set(row, x.row_count, x.vectors);
         x.q = y.q + i * lanes * p.D;
         x.o = y.o + i * lanes * p.Dv;
         x.m = y.m + i * 2 * lanes;
@@ -90,15 +93,7 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         std::memset(x.o, 0, (x.decode ? x.row_count : x.lanes()) * p.Dv * sizeof(C));
         for (int r = 0; r < x.lanes(); ++r) x.m[r] = -kInf<C>, x.l[r] = 0;
     }
-    y.span_bounds = y.tiles[0].span_bounds;
-    for (int64_t i = 1; i < y.count; ++i) y.span_bounds.join(y.tiles[i].span_bounds);
-    y.distinct_count = 0;
-    for (int64_t i = 0; i < y.count && !y.span_bounds.one_run; ++i) {
-        QueryTile<C>& x = y.tiles[i];
-        x.distinct = y.distinct + y.distinct_count;
-        x.distinct_count = keep_distinct(x.rows, x.row_count, p.spans.count, x.distinct);
-        y.distinct_count += x.distinct_count;
-    }
+    y.seen = join_seen_keys(y.tiles, y.count, y.distinct);
 }
 
 // visit(i, tile, k, v, block, partial) for every block of the task's keys of which the i-th tile sees something, and
@@ -107,10 +102,8 @@ template <class C, class Visit, class After>
 void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visit&& visit, After&& after) {
     const bool decode = y.tiles[0].decode;
     const bool copy_k = copied<C>(p.k, decode), copy_v = copied<C>(p.v, decode);
-    const SpanBounds& all = y.span_bounds;
     for (Range run{t.begin, t.begin};;) {
-        run = all.one_run ? all.run(run.end, t.end)
-                          : next_run(y.distinct, y.distinct_count, p.spans.count, run.end, t.end);
+        run = y.seen.next_run(run.end, t.end);
         if (run.empty()) break;
         for (int64_t j = run.begin; j < run.end; j += y.step) {
             const Range block{j, min(j + y.step, run.end)};
@@ -120,9 +113,7 @@ void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visi
             Range keys{0, 0};
             for (int64_t i = 0; i < y.count; ++i) {
                 const QueryTile<C>& x = y.tiles[i];
-                const Visible seen = x.span_bounds.one_run
-                                         ? x.span_bounds.visible(block)
-                                         : visible(x.distinct, x.distinct_count, p.spans.count, block);
+                const Visible seen = x.seen.visible(block);
                 if (seen.keys.empty() ||
                     have_no_weight(p, t.batch, x.kv, x.rows, x.row_count, x.bounds, x.m, seen.keys))
                     continue;
@@ -134,8 +125,15 @@ void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visi
                 }
                 keys = seen.keys;
                 const int64_t skip = keys.begin - j;
-                const Block<C> b{p,         x.rows,     x.row_count,           x.lanes(),
-                                 t.batch,   keys.begin, keys.end - keys.begin, y.s + i * y.panel,
+                const Block<C> b{p,
+                                 x.rows,
+                                 x.row_count,
+                                 x.lanes(),
+                                 t.batch,
+                                 keys.begin,
+                                 keys.end - keys.begin,
+                                 y.s + i * y.panel,
+                                 x.lane_spans,
                                  y.upcoming};
                 visit(i, x, k.from(skip), v.from(skip), b, seen.partial);
             }

@@ -63,7 +63,7 @@ def test_logsumexp(p: dict[str, Any]) -> None:
 
 
 # Root-mean-square errors as multiples of those of the dense softmax in float32.
-FORWARD_BOUND, GRADIENT_BOUND = 1.1, 1.15
+FORWARD_BOUND, GRADIENT_BOUND = 1.1, 1.1
 
 
 def bounds_of(isa: str) -> tuple[float, float]:
@@ -201,9 +201,10 @@ def test_as_exact_as_the_dense_softmax(kind: str, M: int) -> None:
 )
 def test_as_exact_as_the_dense_softmax_in_other_shapes(sizes: dict[str, int], isa: str) -> None:
     forward, gradient = bounds_of(isa)
-    # dK and dV join the sums of 48 rows in one chain on AVX2; three rows of few features have hardly any sums at all.
+    # How exact torch's sums over 18,002 rows are depends on the machine. With few features a weight may be close to 1, where
+    # dP and δ nearly cancel; the dense gradient makes δ of the same dP, so that their roundings cancel, too.
     if sizes["N"] > 5000 or sizes["D"] < 8:
-        gradient = max(gradient, 1.45)
+        gradient = max(gradient, 1.3)
     assert_as_exact_as_the_dense_softmax(**sizes, bounds=(forward, gradient))
 
 

@@ -23,7 +23,7 @@ public:
     RowTerm(const Problem& p, const Request& request, Arena& arena)
         : p_(p),
           g_(reinterpret_cast<const C*>(request.outputs.at(0))),
-          lanes_(arena.take<C>(kGradientTiles * kMaxLanes<C>)) {}
+          lanes_(arena.take<C>(kGradientTiles<C> * kMaxLanes<C>)) {}
 
     void start(const GradientTile<C>& x, int64_t batch, int tile) override {
         for (int r = 0; r < x.lanes(); ++r) {
@@ -79,7 +79,7 @@ public:
     MassTerm(const Problem& p, const Request& request, Arena& arena) : RowTerm<C>(p, request, arena), other_(p) {
         other_.spans = request.spans;
         other_.mask = request.mask;
-        rows_ = arena.take<Row>(kGradientTiles * kMaxLanes<C>);
+        rows_ = arena.take<Row>(kGradientTiles<C> * kMaxLanes<C>);
         allowed_ = arena.take<C>(kBlock * kMaxLanes<C>);
         scratch_ = arena.take<C>(logits_scratch(other_, kMaxLanes<C>));
     }

@@ -62,9 +62,12 @@ template <class T> LIMELIGHT_INLINE Vec<T> magnitude(Vec<T> v) {
     return (Vec<T>)((IntVec<T>)v & std::numeric_limits<typename Simd<T>::Bit>::max());
 }
 
-// Hides a constant's value, without which GCC makes two instructions of a maximum with it.
+// Hides a constant's value, without which GCC makes two instructions of a maximum with it. The constraint names all vector
+// registers: with AVX-512, "x" would be the first sixteen.
 template <class V> LIMELIGHT_INLINE V opaque(V v) {
-#if defined(__AVX512F__) || (defined(__x86_64__) && LIMELIGHT_BYTES <= 32)
+#if defined(__AVX512F__)
+    asm("" : "+v"(v));
+#elif defined(__x86_64__) && LIMELIGHT_BYTES <= 32
     asm("" : "+x"(v));
 #elif defined(__aarch64__)
     asm("" : "+w"(v));

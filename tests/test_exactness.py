@@ -201,8 +201,8 @@ def test_as_exact_as_the_dense_softmax(kind: str, M: int) -> None:
 )
 def test_as_exact_as_the_dense_softmax_in_other_shapes(sizes: dict[str, int], isa: str) -> None:
     forward, gradient = bounds_of(isa)
-    # How exact torch's sums over 18,002 rows are depends on the machine. With few features a weight may be close to 1, where
-    # dP and δ nearly cancel; the dense gradient makes δ of the same dP, so that their roundings cancel, too.
+    # How exact torch's sums over 18,002 rows are depends on the machine. With few features a weight may be close to 1,
+    # where dP and δ nearly cancel; the dense gradient makes δ of the same dP, so that their roundings cancel, too.
     if sizes["N"] > 5000 or sizes["D"] < 8:
         gradient = max(gradient, 1.3)
     assert_as_exact_as_the_dense_softmax(**sizes, bounds=(forward, gradient))

@@ -157,7 +157,8 @@ template <class C> void mask_one_span(const Block<C>& b, Range partial, const La
         const IntVec<C> begin = spans.begins(lane), end = spans.ends(lane);
         const auto compare = [&](int64_t key, C* s) {
             const IntVec<C> place = typename Simd<C>::Bit(key) - IntVec<C>{};
-            store(s, (begin <= place) & (place < end) ? load(s) : broadcast(-kInf<C>));
+            const IntVec<C> inside = (begin <= place) & (place < end);
+            store(s, inside ? load(s) : broadcast(-kInf<C>));
         };
         const auto& x = spans.of_vector[lane / W];
         each(partial.begin, x.first_begin, forbid);

@@ -260,20 +260,30 @@ LIMELIGHT_INLINE void row_scores(PackedRows<C, R> q, Matrix<E> k, int64_t D, int
     for (; j < n; ++j, ++s) dot<C, E, R>(q, k.row(j), D, s, K);
 }
 
-// The scores q[row] · k[key] of a step of n keys, for queries that are packed. Where rows need several tiles, keys are met in chunks that stay in the
-// nearest cache for all of them. What goes into that cache is prefetched by the first tile alone, since the others find their
-// keys there; otherwise each prefetches its share.
-template <class C, class E>
-void decode_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, int rows, C* s, PrefetchDistance distance) {
+// f(first row, number of rows as a constant, keys, their number, where their scores go, what is prefetched) for all rows and
+// n keys. Where rows need several tiles, keys are met in chunks that stay in the nearest cache for all of them. What goes
+// into that cache is prefetched by the first tile alone, since the others find their keys there; otherwise each prefetches
+// its share.
+template <class C, class E, class F>
+LIMELIGHT_INLINE void for_tiles_of_rows(Matrix<E> k, int64_t D, int64_t n, int rows, C* s, PrefetchDistance distance,
+                                        F&& f) {
     const int64_t chunk = rows <= kTileRows<C> ? n : D * sizeof(E) <= 512 ? 32 : 16;
     for (int64_t j = 0; j < n; j += chunk)
         by_rows<kTileRows<C>>(rows, [&](int r, auto R) {
             constexpr int padded = kWidth<C> / kTileKeys<C, R>;  // rows with those that are empty
             Ahead ahead{distance.rows<E>(D), distance.into_first_cache, D * r / rows, D * (r + R) / rows};
             if (distance.into_first_cache) ahead.begin = 0, ahead.end = r ? 0 : D;
-            row_scores<C, E, R>({q + r * D}, k.from(j), D, n - j < chunk ? n - j : chunk, s + tiles_at(r) + j * padded,
-                                ahead);
+            f(r, R, k.from(j), n - j < chunk ? n - j : chunk, s + tiles_at(r) + j * padded, ahead);
         });
+}
+
+// The scores q[row] · k[key] of a step of n keys, for queries that are packed.
+template <class C, class E>
+void decode_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, int rows, C* s, PrefetchDistance distance) {
+    for_tiles_of_rows<C>(k, D, n, rows, s, distance,
+                         [&](int r, auto R, Matrix<E> some, int64_t count, C* to, Ahead ahead) {
+                             row_scores<C, E, R>({q + r * D}, some, D, count, to, ahead);
+                         });
 }
 
 // o[row] = decay[row] · o[row] + Σ p[row][key] v[key] for F vectors of features and R of the rows of tiles that have K keys.

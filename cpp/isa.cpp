@@ -18,6 +18,21 @@ bool has_f16c() {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
+
+// The processor multiplies pairs of bfloat16; not every compiler knows the name of that.
+bool has_avx512_bf16() {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5);
+}
+
+const Kernels& avx512_bf16_kernels() {
+    static const Kernels all = [] {
+        Kernels k = avx512_kernels;
+        k.name = "avx512_bf16", k.multiplies_bf16 = true;
+        return k;
+    }();
+    return all;
+}
 #endif
 
 std::vector<const Kernels*> available() {
@@ -26,8 +41,10 @@ std::vector<const Kernels*> available() {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) found.push_back(&avx2_kernels);
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
+        __builtin_cpu_supports("avx512vl")) {
         found.push_back(&avx512_kernels);
+        if (has_avx512_bf16()) found.push_back(&avx512_bf16_kernels());
+    }
 #endif
     return found;
 }

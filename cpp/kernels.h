@@ -37,6 +37,7 @@ struct Kernels {
     // For measuring the machine: `rounds` of independent multiply-adds, returning the operations done; a plain read.
     double (*multiply_add_loop)(int64_t rounds, bool wide);
     float (*sum_all)(const float* data, int64_t n);
+    bool multiplies_bf16 = false;  // the processor multiplies pairs of bfloat16
 };
 
 // The kernels in use: the best that the machine has, unless LIMELIGHT_ISA in the environment or set_isa forces one.

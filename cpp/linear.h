@@ -4,8 +4,7 @@
 // to their last, for all rows of x together; how the work is cut depends on the matrices alone.
 #pragma once
 
-#include "kernels.h"
-#include "rows.h"
+#include "bf16_pairs.h"
 #include "thread_pool.h"
 
 namespace limelight::LIMELIGHT_ISA {
@@ -66,9 +65,10 @@ LIMELIGHT_INLINE void multiply_row(const C* x, const E* w, int64_t stride, int64
         }
 }
 
-// Columns [begin, end) of the output of one matrix, for R rows of x in the compute type, J of them at a time.
-template <class C, class E, int R, int J = columns_at_once<R>()>
-void multiply_rows(const Linear& l, const LinearPart& part, const C* x, int64_t begin, int64_t end) {
+// Columns [begin, end) of the output of one matrix, for R rows of x in the compute type, or as bfloat16 for products of pairs,
+// J of them at a time.
+template <class C, class E, int R, int J = columns_at_once<R>(), class X>
+void multiply_rows(const Linear& l, const LinearPart& part, const X* x, int64_t begin, int64_t end) {
     constexpr int W = kWidth<C>;
     const E *w = reinterpret_cast<const E*>(part.w), *bias = reinterpret_cast<const E*>(part.bias);
     const E* residual = reinterpret_cast<const E*>(part.residual);
@@ -77,12 +77,17 @@ void multiply_rows(const Linear& l, const LinearPart& part, const C* x, int64_t 
     int64_t first = begin;
     for (; first + J <= end; first += J) {
         C y[R * J];
-        multiply_row<C, E, R, J>(x, w + first * part.stride, part.stride, l.D, ahead, y);
+        const E* rows = w + first * part.stride;
+#if defined(LIMELIGHT_BF16_PAIRS)
+        if constexpr (std::is_same_v<X, bf16>) multiply_pairs<R, J>(x, rows, part.stride, l.D, ahead, y);
+        else
+#endif
+            multiply_row<C, E, R, J>(x, rows, part.stride, l.D, ahead, y);
         for (int r = 0; r < R; ++r)
             for (int j = 0; j < J; ++j) {
                 const E* row = w + (first + j) * part.stride;
                 C& total = y[r * J + j];
-                for (int64_t d = whole; d < l.D; ++d) total += x[r * l.D + d] * C(widen(row[d]));
+                for (int64_t d = whole; d < l.D; ++d) total += C(widen(x[r * l.D + d])) * C(widen(row[d]));
                 if (bias) total += C(widen(bias[first + j]));
                 const int64_t at = r * part.N + first + j;
                 if (residual) total += C(widen(residual[at]));
@@ -94,8 +99,8 @@ void multiply_rows(const Linear& l, const LinearPart& part, const C* x, int64_t 
 }
 
 // The same for all rows of x: eight at once, then those that are left.
-template <class C, class E>
-void multiply(const Linear& l, const LinearPart& part, const C* x, int64_t begin, int64_t end) {
+template <class C, class E, class X>
+void multiply(const Linear& l, const LinearPart& part, const X* x, int64_t begin, int64_t end) {
     switch (l.rows) {
         case 1: return multiply_rows<C, E, 1>(l, part, x, begin, end);
         case 2: return multiply_rows<C, E, 2>(l, part, x, begin, end);
@@ -110,6 +115,7 @@ void multiply(const Linear& l, const LinearPart& part, const C* x, int64_t begin
 
 template <class C> void linear(const Linear& l, int threads) {
     const bool in_place = l.type == kType<C>;
+    [[maybe_unused]] const bool pairs = multiplies_pairs<C>(l.type, l.type, l.D);
     const int64_t columns = in_place ? 64 : 256;  // of one task; a copy of x has to pay
     int64_t first_task[kLinearParts + 1] = {0}, all = 0;
     for (int i = 0; i < l.count; ++i) {
@@ -123,6 +129,10 @@ template <class C> void linear(const Linear& l, int threads) {
         while (task >= first_task[i + 1]) ++i;
         const LinearPart& part = l.parts[i];
         const int64_t begin = (task - first_task[i]) * columns, end = min(begin + columns, part.N);
+#if defined(LIMELIGHT_BF16_PAIRS)
+        if constexpr (sizeof(C) == 4)
+            if (pairs) return multiply<C, bf16>(l, part, reinterpret_cast<const bf16*>(l.x), begin, end);
+#endif
         const C* x = reinterpret_cast<const C*>(l.x);
         if (!in_place) {
             C* wide = reinterpret_cast<C*>(memory);

@@ -4,8 +4,9 @@
 // new maximum m′ multiplies l and o by 2^(m − m′) first: the result is exact softmax in one pass.
 #pragma once
 
-#include "dropout.h"
 #include "alibi_skip.h"
+#include "bf16_pairs.h"
+#include "dropout.h"
 #include "edges.h"
 #include "seen_keys.h"
 
@@ -14,6 +15,7 @@ namespace limelight::LIMELIGHT_ISA {
 template <class C> struct QueryTile {
     int vectors, row_count;
     bool decode;                // features in the lanes: q and o are (row, feature), otherwise (feature, lane)
+    bool pairs;                 // q is bfloat16, packed for products of pairs, without the factor of queries
     PrefetchDistance distance;  // of K and V
     int64_t kv;                 // the head of its keys
     int64_t chain;              // features of a score that are summed in one chain
@@ -134,9 +136,13 @@ template <class C> void scale_keys(const Block<C>& b, const float* scale) {
 }
 
 template <class C> void scores_in_tiles(const QueryTile<C>& x, const Operand& k, const Block<C>& b) {
+    const int64_t D = b.p.D;
+    if (x.pairs)
+        return decode_pairs<C>(reinterpret_cast<const bf16*>(x.q), k.as_matrix<bf16>(), D, b.n, x.row_count,
+                               query_factor<C>(b.p), in_tiles(b), x.distance);
     with_readable_type<C>(k.type, [&](auto e) {
         using E = decltype(e);
-        decode_scores<C, E>(x.q, k.as_matrix<E>(), b.p.D, b.n, x.row_count, in_tiles(b), x.distance);
+        decode_scores<C, E>(x.q, k.as_matrix<E>(), D, b.n, x.row_count, in_tiles(b), x.distance);
     });
     if (k.scale) scale_keys(b, k.scale);
 }

@@ -50,6 +50,7 @@ template <class C> TileGroup<C> lay_out_group(const Problem& p, const Partition&
 
 // Loads the queries of a tile as decoding reads them: packed, with their features in the order in which keys are read.
 template <class C> void load_packed(const Problem& p, int64_t batch, const QueryTile<C>& x, C* scratch) {
+    if (x.pairs) return pack_pairs<C>(p.q, batch, x.rows, x.row_count, p.D, reinterpret_cast<bf16*>(x.q));
     gather(p.q, batch, x.rows, x.row_count, x.row_count, p.D, query_factor<C>(p), scratch, p.D);
     if (!copied<C>(p.k, true))
         with_readable_type<C>(p.k.type, [&](auto e) {
@@ -73,6 +74,7 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         x.row_count = int(b - a);
         x.vectors = int(ceil_div(b - a, W));
         x.decode = c.decode;
+        x.pairs = c.decode && multiplies_pairs<C>(p.q.type, p.k.type, p.D);
         x.distance = prefetch_distance(bytes_of_cache(p), size_of(p.k.type));
         fill_rows(p, c, t.batch, t.unit + side, a, x.row_count, row);
         x.kv = row[0].head / c.group_size;

@@ -44,6 +44,18 @@ def test_decoding_agrees_with_the_dense_reference(isa: str, dtype: torch.dtype) 
             assert_within(ll.attention(q, k, v, **options), want, relative * largest(v), f"{isa} {rows} {M} {D} {Dv}")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("D", [32, 96, 73])
+def test_scores_of_halves_are_as_exact_as_in_float32(isa: str, D: int, dtype: torch.dtype) -> None:
+    """Log-sum-exps, which are float32, of 1 to 16 rows and a last tile with few keys."""
+    for rows in range(1, 17):
+        q, k, _ = inputs(rows, 150 + 11 * rows, D, 1, dtype)
+        got = ll.weights(q, k).logsumexp()
+        want = reference.steps(q.double(), k.double()).logsumexp
+        assert got.dtype == torch.float32
+        assert_within(got, want, logit_rounding({"q": q.float(), "k": k.float()}), f"{isa} {rows} {D}")
+
+
 @pytest.mark.parametrize("rows", [8, 16])
 def test_as_many_rows_as_lanes_with_a_cache_in_memory(isa: str, rows: int) -> None:
     q, k, v = (x[:1, : 2 * rows] for x in inputs(rows, 8209, 64, 67, torch.float32))

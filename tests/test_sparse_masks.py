@@ -288,7 +288,7 @@ def test_tiles_that_begin_where_keys_change_equal_the_equation(
 def test_tiles_do_not_reach_over_blocks(isa: str) -> None:
     n, block = 512, 64
     q = torch.randn(1, 1, n, 8)
-    width = {"avx512": 16, "avx2": 8}.get(isa, 4)
+    width = 16 if isa.startswith("avx512") else 8 if isa == "avx2" else 4
     at = torch.arange(8)
     layout = (at - 3 * at[:, None]) % 8 % 4 == 0  # two blocks apart in every row, none of them those of the row above
     for mask, lengths in ((ll.Blocks(layout, block), [block] * 8), (ll.Causal(), [n])):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,12 +16,7 @@ _threads = torch.get_num_threads
 _grad_enabled = torch.is_grad_enabled
 _empty_like = torch.empty_like
 
-# Rows of x up to which the kernels compute; with more, torch's matrix product is as fast. It is so earlier where the
-# processor multiplies bfloat16 by itself.
-_FEW_ROWS = dict.fromkeys(TYPES, 8)
-_capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-if _capabilities.get("avx512_bf16"):
-    _FEW_ROWS[torch.bfloat16] = 4
+_FEW_ROWS = 8  # of x, for which the kernels compute; with more, torch's matrix product is as fast
 
 
 class Norm(NamedTuple):
@@ -65,7 +60,7 @@ def linears_of_few_rows(
     None where torch has to compute it: for more rows, and where a gradient may be wanted.
     """
     shape = x.shape
-    if not built or not shape or not is_eager() or x.numel() > _FEW_ROWS.get(x.dtype, 0) * shape[-1]:
+    if not built or not shape or not is_eager() or x.numel() > _FEW_ROWS * shape[-1] or x.dtype not in TYPES:
         return None
     outs = [x.new_empty(*shape[:-1], weight.shape[0]) for weight, _ in layers]
     done = kernels.linear(x.contiguous(), layers, outs, norm, residual, _grad_enabled(), _threads())

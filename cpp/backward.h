@@ -19,7 +19,7 @@ template <class C> void add_parts(const std::vector<C>& parts, int64_t n, C* to)
 template <class C> void backward(Problem p, const Gradients& g, int threads) {
     constexpr int64_t tile_rows = kGradientTiles<C> * kMaxLanes<C>;  // rows that are differentiated together
     if (p.multiplications() < kWorthAThread) threads = 1;
-    const std::unique_ptr<C[]> copies = convert_keys_and_values<C>(p, threads);
+    const std::unique_ptr<C[]> copies = convert_keys_and_values<C>(p, copied<C>(p.k, false), threads);
     const std::unique_ptr<C[]> key_norms = measure_key_norms<C>(p, threads);
     const std::vector<int64_t> starts = tile_starts<C>(p, 0, p.N);
     const int64_t rows = p.Hq / p.Hkv * p.N, units = p.B * p.Hkv;

@@ -22,8 +22,7 @@ constexpr int64_t kConvertedKeys = 4 * kBlock;
 // a mask there may be keys that no row meets, as under a window with few queries at the end of many keys.
 template <class C> bool pays_to_convert(const Problem& p) {
     const int64_t rows = p.Hq / p.Hkv * p.N, numbers = p.B * p.Hkv * p.M * (p.D + p.Dv);
-    return (copied<C>(p.k, false) || copied<C>(p.v, false)) && rows > kMaxLanes<C> &&
-           numbers * int64_t(sizeof(C)) <= kMostConverted && (!p.spans.data || 4 * p.N >= p.M);
+    return rows > kMaxLanes<C> && numbers * int64_t(sizeof(C)) <= kMostConverted && (!p.spans.data || 4 * p.N >= p.M);
 }
 
 // Copies x (B, Hkv, M, width) to `to`, and makes it point there.
@@ -42,13 +41,15 @@ template <class C> void convert(const Problem& p, Rows& x, int64_t width, C* to,
     x = copies;
 }
 
-// Replaces those of p.k and p.v that cannot be read in place by copies, where that is worth it; returns their memory.
-template <class C> std::unique_ptr<C[]> convert_keys_and_values(Problem& p, int threads) {
-    if (!pays_to_convert<C>(p)) return nullptr;
-    const int64_t keys = p.B * p.Hkv * p.M, of_k = copied<C>(p.k, false) ? keys * p.D : 0;
-    std::unique_ptr<C[]> memory(new C[of_k + (copied<C>(p.v, false) ? keys * p.Dv : 0)]);
-    if (of_k) convert(p, p.k, p.D, memory.get(), threads);
-    if (copied<C>(p.v, false)) convert(p, p.v, p.Dv, memory.get() + of_k, threads);
+// Replaces p.k (where `keys` says so) and p.v by copies if they cannot be read in place, where that is worth it; returns the
+// memory of the copies.
+template <class C> std::unique_ptr<C[]> convert_keys_and_values(Problem& p, bool keys, int threads) {
+    const bool values = copied<C>(p.v, false);
+    if (!(keys || values) || !pays_to_convert<C>(p)) return nullptr;
+    const int64_t rows = p.B * p.Hkv * p.M, of_k = keys ? rows * p.D : 0;
+    std::unique_ptr<C[]> memory(new C[of_k + (values ? rows * p.Dv : 0)]);
+    if (keys) convert(p, p.k, p.D, memory.get(), threads);
+    if (values) convert(p, p.v, p.Dv, memory.get() + of_k, threads);
     return memory;
 }
 

@@ -47,9 +47,9 @@ template <int NV, class F> LIMELIGHT_INLINE void with_vectors(int count, F&& f) 
 
 // As all_scores, for all keys of a block that rows see. What no row of a vector sees becomes 0: the backward multiplies it
 // by a weight of 0, and numbers of an earlier block that are not finite would spread from there.
-template <class C, int NV>
-void visible_scores(const Block<C>& b, Range partial, const C* q, const Operand& k, int64_t D, C* s, C* top,
-                    AlibiBias<C> alibi_bias, int64_t chain) {
+template <class C, int NV, class Products = NumberProducts<C>>
+void visible_scores(const Block<C>& b, Range partial, const C* q, Matrix<C> k, int64_t D, C* s, C* top,
+                    AlibiBias<C> alibi_bias, int64_t chain, Products products = {}) {
     constexpr int W = kWidth<C>;
     const auto clear = [&](int64_t begin, int64_t end, int first, int last) {
         for (int64_t j = begin; j < end; ++j)
@@ -62,7 +62,7 @@ void visible_scores(const Block<C>& b, Range partial, const C* q, const Operand&
         clear(piece.begin, piece.end, 0, piece.first);
         clear(piece.begin, piece.end, piece.first + piece.count, NV);
         with_vectors<NV>(piece.count, [&](auto count) {
-            all_scores<C, count, NV>(q + lane, k.as_matrix<C>().data, k.stride, D, piece.end, s + lane,
+            all_scores<C, count, NV>(products, q + lane, k.data, k.stride, D, piece.end, s + lane,
                                      top ? top + lane : nullptr, alibi_bias.from(lane), chain, b.upcoming, piece.begin);
         });
         done = piece.end;

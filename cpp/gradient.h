@@ -99,7 +99,7 @@ void block_products(const GradientTile<C>& x, const C* side, const Operand& k, i
                     Range partial, C* to, AlibiBias<C> alibi_bias, C* spare) {
     if (!x.decode) {
         const int64_t chain = score_chain<C>(b.p.Hq / b.p.Hkv * b.p.N, b.p.M, width);
-        return visible_scores<C, NV>(b, partial, side, k, width, to, nullptr, alibi_bias, chain);
+        return visible_scores<C, NV>(b, partial, side, k.as_matrix<C>(), width, to, nullptr, alibi_bias, chain);
     }
     std::memset(to, 0, b.n * b.lanes * sizeof(C));  // lanes without a row
     for (int64_t j = 0; j < b.n; j += kDecodeStep) {

@@ -5,6 +5,8 @@
 #pragma once
 
 #include "bf16_pairs.h"
+#include "kernels.h"
+#include "rows.h"
 #include "thread_pool.h"
 
 namespace limelight::LIMELIGHT_ISA {
@@ -24,21 +26,36 @@ template <int R> constexpr int columns_at_once() {
     return R == 1 || room < 1 ? 1 : room < 4 ? room : 4;
 }
 
+// Numbers that one instruction multiplies: where x is bfloat16, pairs.
+template <class C, class X> constexpr int64_t kMultiplied = std::is_same_v<X, bf16> ? kPaired : kWidth<C>;
+
 // y[r][j] = x[r] · w[j] for R rows of x and J rows of W that lie `stride` apart, without the numbers after the last whole
-// vector.
-template <class C, class E, int R, int J>
-LIMELIGHT_INLINE void multiply_row(const C* x, const E* w, int64_t stride, int64_t D, int64_t ahead, C* y) {
-    constexpr int W = kWidth<C>, n = R * J, U = n == 1 ? 8 : n == 2 ? 4 : n <= 4 ? 2 : 1;  // about eight sums in flight
+// vector. x has the compute type, or is bfloat16 for products of pairs.
+template <class C, class E, int R, int J, class X>
+LIMELIGHT_INLINE void multiply_row(const X* x, const E* w, int64_t stride, int64_t D, int64_t ahead, C* y) {
+    constexpr bool pairs = std::is_same_v<X, bf16>;
+    constexpr int64_t W = kMultiplied<C, X>;
+    constexpr int n = R * J, U = n == 1 ? 8 : n == 2 ? 4 : n <= 4 ? 2 : 1;  // about eight sums in flight
     Vec<C> acc[U][R][J] = {};
+    const auto load_column = [](const E* p) __attribute__((always_inline)) {
+        if constexpr (pairs) return load_pairs(p);
+        else return in_register<(R > 1)>(load_as<C>(p));
+    };
+    const auto load_row = [](const X* p) __attribute__((always_inline)) {
+        if constexpr (pairs) return load_pairs(p);
+        else return in_register<(J > 1)>(load(p));
+    };
     const auto add = [&](Vec<C>(&sum)[R][J], int64_t d) __attribute__((always_inline)) {
         Vec<C> column[J];
 #pragma GCC unroll 4
-        for (int j = 0; j < J; ++j) column[j] = in_register<(R > 1)>(load_as<C>(w + j * stride + d));
+        for (int j = 0; j < J; ++j) column[j] = load_column(w + j * stride + d);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const Vec<C> z = in_register<(J > 1)>(load(x + r * D + d));
+            const Vec<C> z = load_row(x + r * D + d);
 #pragma GCC unroll 4
-            for (int j = 0; j < J; ++j) sum[r][j] += column[j] * z;
+            for (int j = 0; j < J; ++j)
+                if constexpr (pairs) sum[r][j] = add_pairs(sum[r][j], column[j], z);
+                else sum[r][j] += column[j] * z;
         }
     };
     int64_t d = 0;
@@ -69,7 +86,7 @@ LIMELIGHT_INLINE void multiply_row(const C* x, const E* w, int64_t stride, int64
 // J of them at a time.
 template <class C, class E, int R, int J = columns_at_once<R>(), class X>
 void multiply_rows(const Linear& l, const LinearPart& part, const X* x, int64_t begin, int64_t end) {
-    constexpr int W = kWidth<C>;
+    constexpr int64_t W = kMultiplied<C, X>;
     const E *w = reinterpret_cast<const E*>(part.w), *bias = reinterpret_cast<const E*>(part.bias);
     const E* residual = reinterpret_cast<const E*>(part.residual);
     E* out = reinterpret_cast<E*>(part.out);
@@ -77,12 +94,7 @@ void multiply_rows(const Linear& l, const LinearPart& part, const X* x, int64_t 
     int64_t first = begin;
     for (; first + J <= end; first += J) {
         C y[R * J];
-        const E* rows = w + first * part.stride;
-#if defined(LIMELIGHT_BF16_PAIRS)
-        if constexpr (std::is_same_v<X, bf16>) multiply_pairs<R, J>(x, rows, part.stride, l.D, ahead, y);
-        else
-#endif
-            multiply_row<C, E, R, J>(x, rows, part.stride, l.D, ahead, y);
+        multiply_row<C, E, R, J>(x, w + first * part.stride, part.stride, l.D, ahead, y);
         for (int r = 0; r < R; ++r)
             for (int j = 0; j < J; ++j) {
                 const E* row = w + (first + j) * part.stride;
@@ -129,10 +141,8 @@ template <class C> void linear(const Linear& l, int threads) {
         while (task >= first_task[i + 1]) ++i;
         const LinearPart& part = l.parts[i];
         const int64_t begin = (task - first_task[i]) * columns, end = min(begin + columns, part.N);
-#if defined(LIMELIGHT_BF16_PAIRS)
-        if constexpr (sizeof(C) == 4)
+        if constexpr (kKnowsPairs<C>)
             if (pairs) return multiply<C, bf16>(l, part, reinterpret_cast<const bf16*>(l.x), begin, end);
-#endif
         const C* x = reinterpret_cast<const C*>(l.x);
         if (!in_place) {
             C* wide = reinterpret_cast<C*>(memory);

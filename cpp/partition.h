@@ -92,7 +92,7 @@ inline void split_keys(Partition& c, int64_t tasks, int64_t enough, int64_t shor
 template <class C> int64_t tiles_per_task(const Problem& p, const Partition& c) {
     if (c.decode) return 1;
     const int64_t all = p.B * c.units * c.tiles;
-    if (copied<C>(p.k, false) || copied<C>(p.v, false))
+    if (copies_keys<C>(p, false) || copied<C>(p.v, false))
         return all < kTilesPerTask * kThreadsServed ? kTilesPerTask / 2 : kTilesPerTask;
     // Where rows have several spans, tiles have too few keys in common.
     const bool near = p.M * (p.D + p.Dv) * int64_t(sizeof(C)) <= kStaysNear;

@@ -5,7 +5,7 @@
 // every fused multiply-add unit busy.
 #pragma once
 
-#include "half.h"
+#include "bf16_pairs.h"
 #include "upcoming.h"
 
 namespace limelight::LIMELIGHT_ISA {
@@ -42,9 +42,25 @@ template <class C> struct AlibiBias {
 // product is one of vectors, with many short chains; as exact are chains of kShortChain, which cost a little more.
 constexpr int64_t kLongestChain = 128, kShortChain = 16;
 
+// How scores are summed: as products of numbers.
+template <class C> struct NumberProducts {
+    LIMELIGHT_INLINE C factor(const C& k) const { return k; }
+    LIMELIGHT_INLINE Vec<C> add(Vec<C> sum, C k, Vec<C> q) const { return sum + k * q; }
+    LIMELIGHT_INLINE Vec<C> finish(Vec<C> sum) const { return sum; }
+};
+
+// As products of pairs of bfloat16, each pair in the place of one number, and times the factor of queries in the end.
+struct PairProducts {
+    float of_queries;
+
+    LIMELIGHT_INLINE Vec<float> factor(const float& k) const { return copies_of(&k); }
+    LIMELIGHT_INLINE Vec<float> add(Vec<float> sum, Vec<float> k, Vec<float> q) const { return add_pairs(sum, q, k); }
+    LIMELIGHT_INLINE Vec<float> finish(Vec<float> sum) const { return sum * of_queries; }
+};
+
 // K keys from the block's key `first` on, for NV of the L vectors of a tile.
-template <class C, int K, int NV, int L>
-LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_t D, C* s, C* top,
+template <class C, int K, int NV, int L, class Products>
+LIMELIGHT_INLINE void tile_scores(Products products, const C* q, const C* k, int64_t stride, int64_t D, C* s, C* top,
                                   AlibiBias<C> alibi_bias, int64_t first, int64_t chain) {
     constexpr int W = kWidth<C>;
     Vec<C> acc[K][NV];
@@ -63,14 +79,17 @@ LIMELIGHT_INLINE void tile_scores(const C* q, const C* k, int64_t stride, int64_
 #pragma GCC unroll 3
             for (int b = 0; b < NV; ++b) x[b] = load(q + (d * L + b) * W);
 #pragma GCC unroll 32
-            for (int a = 0; a < K; ++a)
+            for (int a = 0; a < K; ++a) {
+                const auto factor = products.factor(k[a * stride + d]);
 #pragma GCC unroll 3
-                for (int b = 0; b < NV; ++b) acc[a][b] += k[a * stride + d] * x[b];
+                for (int b = 0; b < NV; ++b) acc[a][b] = products.add(acc[a][b], factor, x[b]);
+            }
         }
         if (begin) for_sums([](Vec<C>& sum, C* before) { sum += load(before); });
         if (end == D) break;
         for_sums([](Vec<C>& sum, C* to) { store(to, sum); });
     }
+    for_sums([&](Vec<C>& sum, C*) { sum = products.finish(sum); });
 #pragma GCC unroll 3
     for (int b = 0; b < NV; ++b) {
         if (alibi_bias.slope)
@@ -118,17 +137,18 @@ LIMELIGHT_INLINE void tile_values(const C* p, const C* v, int64_t stride, int64_
 
 // The scores of n keys, and their maximum joined to `top` unless that is null. Whole register tiles while
 // they last, then halves, so that no number outside is ever read. Between them some of what is `upcoming` is prefetched.
-template <class C, int NV, int L = NV, int K = kTile<NV>>
-void all_scores(const C* q, const C* k, int64_t stride, int64_t D, int64_t n, C* s, C* top, AlibiBias<C> alibi_bias,
-                int64_t chain, Upcoming* upcoming, int64_t first) {
+template <class C, int NV, int L, int K = kTile<NV>, class Products>
+void all_scores(Products products, const C* q, const C* k, int64_t stride, int64_t D, int64_t n, C* s, C* top,
+                AlibiBias<C> alibi_bias, int64_t chain, Upcoming* upcoming, int64_t first) {
     constexpr int lanes = L * kWidth<C>;
     int64_t j = first;
     for (; j + K <= n; j += K) {
-        tile_scores<C, K, NV, L>(q, k + j * stride, stride, D, s + j * lanes, top, alibi_bias, j, chain);
+        tile_scores<C, K, NV, L>(products, q, k + j * stride, stride, D, s + j * lanes, top, alibi_bias, j, chain);
         if (upcoming) upcoming->fetch();
     }
     if constexpr (K > 1)
-        if (j < n) all_scores<C, NV, L, (K + 1) / 2>(q, k, stride, D, n, s, top, alibi_bias, chain, upcoming, j);
+        if (j < n)
+            all_scores<C, NV, L, (K + 1) / 2>(products, q, k, stride, D, n, s, top, alibi_bias, chain, upcoming, j);
 }
 
 template <class C, int NV, int L = NV, int K = kTile<NV>>

@@ -1,6 +1,7 @@
 // Rows of tensors: their addresses, and copies of them in the compute type.
 #pragma once
 
+#include "bf16_pairs.h"
 #include "decode.h"
 #include "spans.h"
 #include "transpose.h"
@@ -137,6 +138,33 @@ void load_lanes(const Rows& from, int64_t width, C factor, int64_t batch, const 
         });
     gather(from, batch, x.rows, x.row_count, x.lanes(), width, factor, scratch, width);
     transpose(scratch, width, x.lanes(), width, to, x.lanes());
+}
+
+// True if two numbers of a row are a word in memory that is aligned: the first one at an even place, and each row, too.
+inline bool has_words(const Rows& x) {
+    return reinterpret_cast<uintptr_t>(x.data) % 4 == 0 && (x.batch | x.head | x.row) % 2 == 0;
+}
+
+// True if scores are products of pairs of bfloat16, for which keys are read where they lie.
+template <class C> bool has_pairs(const Problem& p, bool decode) {
+    return multiplies_pairs<C>(p.q.type, p.k.type, p.D) &&
+           (decode || (has_words(p.k) && p.k.row * int64_t(sizeof(bf16)) < kFarApart));
+}
+
+// True if each task needs a copy of K in the compute type, or one is made beforehand.
+template <class C> bool copies_keys(const Problem& p, bool decode) {
+    return copied<C>(p.k, decode) && !has_pairs<C>(p, decode);
+}
+
+// Brings the rows of a tile to its lanes in pairs of features, as they are.
+template <class C, class Tile>
+void load_lanes_of_pairs(const Rows& from, int64_t width, int64_t batch, const Tile& x, C* to, C* scratch) {
+    const int64_t words = width / 2;
+    for (int r = 0; r < x.lanes(); ++r) {
+        const Row& row = x.rows[min(r, x.row_count - 1)];
+        std::memcpy(scratch + r * words, address(from, batch, row.head, row.query), width * sizeof(bf16));
+    }
+    transpose(scratch, words, x.lanes(), words, to, x.lanes());
 }
 
 // 0 · x is 0 for every finite x and NaN for the others.

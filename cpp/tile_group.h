@@ -74,7 +74,7 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         x.row_count = int(b - a);
         x.vectors = int(ceil_div(b - a, W));
         x.decode = c.decode;
-        x.pairs = c.decode && multiplies_pairs<C>(p.q.type, p.k.type, p.D);
+        x.pairs = has_pairs<C>(p, c.decode);
         x.distance = prefetch_distance(bytes_of_cache(p), size_of(p.k.type));
         fill_rows(p, c, t.batch, t.unit + side, a, x.row_count, row);
         x.kv = row[0].head / c.group_size;
@@ -91,6 +91,7 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         for (int r = 0; y.bounds && r < x.row_count; ++r)
             x.bounds[r] = logit_bound(p, t.batch, x.rows[r], y.transposing);
         if (x.decode) load_packed(p, t.batch, x, y.transposing);
+        else if (x.pairs) load_lanes_of_pairs(p.q, p.D, t.batch, x, x.q, y.transposing);
         else load_lanes(p.q, p.D, query_factor<C>(p), t.batch, x, x.q, y.transposing);
         std::memset(x.o, 0, (x.decode ? x.row_count : x.lanes()) * p.Dv * sizeof(C));
         for (int r = 0; r < x.lanes(); ++r) x.m[r] = -kInf<C>, x.l[r] = 0;
@@ -103,7 +104,7 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
 template <class C, class Visit, class After>
 void for_each_block(const Problem& p, const TileGroup<C>& y, const Task& t, Visit&& visit, After&& after) {
     const bool decode = y.tiles[0].decode;
-    const bool copy_k = copied<C>(p.k, decode), copy_v = copied<C>(p.v, decode);
+    const bool copy_k = copies_keys<C>(p, decode), copy_v = copied<C>(p.v, decode);
     for (Range run{t.begin, t.begin};;) {
         run = y.seen.next_run(run.end, t.end);
         if (run.empty()) break;

@@ -19,10 +19,14 @@ template <class C> void add_parts(const std::vector<C>& parts, int64_t n, C* to)
 template <class C> void backward(Problem p, const Gradients& g, int threads) {
     constexpr int64_t tile_rows = kGradientTiles<C> * kMaxLanes<C>;  // rows that are differentiated together
     if (p.multiplications() < kWorthAThread) threads = 1;
-    const std::unique_ptr<C[]> copies = convert_keys_and_values<C>(p, copied<C>(p.k, false), threads);
+    const int64_t rows = p.Hq / p.Hkv * p.N, units = p.B * p.Hkv;
+    const Rows k = p.k, v = p.v;
+    const bool lanes = rows >= kWidth<C>;
+    const bool k_in_pairs = lanes && has_pairs_in_lanes<C>(p.q.type, k, p.D);
+    const bool v_in_pairs = lanes && has_pairs_in_lanes<C>(g.dout.type, v, p.Dv);
+    const std::unique_ptr<C[]> copies = convert<C>(p, copied<C>(k, false), copied<C>(v, false) && !v_in_pairs, threads);
     const std::unique_ptr<C[]> key_norms = measure_key_norms<C>(p, threads);
     const std::vector<int64_t> starts = tile_starts<C>(p, 0, p.N);
-    const int64_t rows = p.Hq / p.Hkv * p.N, units = p.B * p.Hkv;
     // Only one unit at a time may add to the gradient of a bias that several units share.
     const bool shared = g.bias.data && ((p.B > 1 && !g.bias.batch) || (p.Hkv > 1 && !g.bias.head));
     const int64_t at_once = shared ? 1 : units;
@@ -64,6 +68,7 @@ template <class C> void backward(Problem p, const Gradients& g, int threads) {
                     t.batch = unit / p.Hkv;
                     t.head = unit % p.Hkv;
                     t.starts = &starts;
+                    t.k_in_pairs = k_in_pairs ? &k : nullptr, t.v_in_pairs = v_in_pairs ? &v : nullptr;
                     t.row_begin = row * row_range;
                     t.row_end = min(t.row_begin + row_range, rows);
                     t.key_begin = column * key_range;

@@ -41,10 +41,8 @@ template <class C> void convert(const Problem& p, Rows& x, int64_t width, C* to,
     x = copies;
 }
 
-// Replaces p.k (where `keys` says so) and p.v by copies if they cannot be read in place, where that is worth it; returns the
-// memory of the copies.
-template <class C> std::unique_ptr<C[]> convert_keys_and_values(Problem& p, bool keys, int threads) {
-    const bool values = copied<C>(p.v, false);
+// Replaces p.k and p.v, those that are to be, by copies where that is worth it; returns the memory of the copies.
+template <class C> std::unique_ptr<C[]> convert(Problem& p, bool keys, bool values, int threads) {
     if (!(keys || values) || !pays_to_convert<C>(p)) return nullptr;
     const int64_t rows = p.B * p.Hkv * p.M, of_k = keys ? rows * p.D : 0;
     std::unique_ptr<C[]> memory(new C[of_k + (values ? rows * p.Dv : 0)]);

@@ -70,6 +70,17 @@ void visible_scores(const Block<C>& b, Range partial, const C* q, Matrix<C> k, i
     clear(done, b.n, 0, NV);
 }
 
+// The same where k is in the compute type or in pairs of bfloat16, which q is then, too, without its factor.
+template <class C, int NV>
+void products_in_lanes(const Block<C>& b, Range partial, const C* q, C factor, const Operand& k, int64_t D, C* s,
+                       C* top, AlibiBias<C> alibi_bias, int64_t chain) {
+    if constexpr (kKnowsPairs<C>)
+        if (k.type == Type::bf16)
+            return visible_scores<C, NV>(b, partial, q, {reinterpret_cast<const C*>(k.data), k.stride / 2}, D / 2, s,
+                                         top, alibi_bias, chain / 2, PairProducts{factor});
+    visible_scores<C, NV>(b, partial, q, k.as_matrix<C>(), D, s, top, alibi_bias, chain);
+}
+
 // As all_values, for all keys of a block that rows see; elsewhere p may be anything.
 template <class C, int NV>
 void visible_values(const Block<C>& b, Range partial, const C* p, const Operand& v, int64_t Dv, C* o, const C* decay) {

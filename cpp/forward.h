@@ -165,7 +165,7 @@ template <class C> std::unique_ptr<C[]> measure_key_norms(Problem& p, int thread
 // With `running`, rows continue from those sums and are not normalised at the end.
 template <class C> void forward(Problem p, const RunningRows* running, int threads) {
     if (p.multiplications() < kWorthAThread) threads = 1;
-    const std::unique_ptr<C[]> copies = convert_keys_and_values<C>(p, copies_keys<C>(p, false), threads);
+    const std::unique_ptr<C[]> copies = convert<C>(p, copies_keys<C>(p, false), copied<C>(p.v, false), threads);
     const std::unique_ptr<C[]> key_norms = measure_key_norms<C>(p, threads);
     const Partition c = partition<C>(p);
     advise_large_pages(running ? running->o : p.out, p.B, p.Hq, p.N, p.Dv);

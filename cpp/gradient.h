@@ -93,13 +93,14 @@ template <class C> void add_rows_of(const Grid& g, const Block<C>& b, const C* d
     }
 }
 
-// to[key][lane] = side · k, where `side` is x.q or x.dout and k the keys or values of the block.
+// to[key][lane] = factor · side · k, where `side` is x.q or x.dout, which have the factor already unless they are in pairs, and
+// k the keys or values of the block.
 template <class C, int NV>
-void block_products(const GradientTile<C>& x, const C* side, const Operand& k, int64_t width, const Block<C>& b,
-                    Range partial, C* to, AlibiBias<C> alibi_bias, C* spare) {
+void block_products(const GradientTile<C>& x, const C* side, C factor, const Operand& k, int64_t width,
+                    const Block<C>& b, Range partial, C* to, AlibiBias<C> alibi_bias, C* spare) {
     if (!x.decode) {
         const int64_t chain = score_chain<C>(b.p.Hq / b.p.Hkv * b.p.N, b.p.M, width);
-        return visible_scores<C, NV>(b, partial, side, k.as_matrix<C>(), width, to, nullptr, alibi_bias, chain);
+        return products_in_lanes<C, NV>(b, partial, side, factor, k, width, to, nullptr, alibi_bias, chain);
     }
     std::memset(to, 0, b.n * b.lanes * sizeof(C));  // lanes without a row
     for (int64_t j = 0; j < b.n; j += kDecodeStep) {
@@ -114,7 +115,8 @@ template <class C, int NV>
 void block_logits(const GradientTile<C>& x, const Operand& k, const Block<C>& b, Range partial, C* spare) {
     const Problem& p = b.p;
     const bool has_alibi = !p.softcap && !x.decode;
-    block_products<C, NV>(x, x.q, k, p.D, b, partial, b.s, has_alibi ? alibi_bias(b, spare) : AlibiBias<C>{}, spare);
+    block_products<C, NV>(x, x.q, query_factor<C>(p), k, p.D, b, partial, b.s,
+                          has_alibi ? alibi_bias(b, spare) : AlibiBias<C>{}, spare);
     if (!plain(p) || (p.slopes && !has_alibi) || !partial.empty()) to_logits(b, has_alibi, partial, spare);
 }
 
@@ -127,7 +129,7 @@ void differentiate_tile(const Gradients& g, const GradientTask<C>& task, const G
     C* spare = scratch.spare;
     block_logits<C, NV>(x, k, b, partial, spare);
     if (logits) std::memcpy(logits, b.s, b.n * b.lanes * sizeof(C));
-    block_products<C, NV>(x, x.dout, v, p.Dv, b, partial, dx, AlibiBias<C>{}, spare);
+    block_products<C, NV>(x, x.dout, C(1), v, p.Dv, b, partial, dx, AlibiBias<C>{}, spare);
     for (const auto& term : scratch.terms) term->add(x, tile, b, dx);
     logit_gradients<C, NV>(x, b, dx);
     if (x.not_finite) clear_forbidden(b, b.s), clear_forbidden(b, dx);
@@ -164,8 +166,9 @@ void multiply_where_allowed(const Problem& p, int64_t batch, const GradientTile<
 // The part of one block of keys that the tiles of a task see.
 template <class C> struct SeenBlock {
     Visible seen[kGradientTiles<C>];
-    Range keys;  // that some tile sees
-    Operand k, v;
+    Range keys;                  // that some tile sees
+    Operand k;                   // in the compute type
+    Operand scored_k, scored_v;  // as scores and dP read them: in the compute type, or in pairs
 
     int64_t n() const { return keys.end - keys.begin; }
     int64_t n(int tile) const { return seen[tile].keys.empty() ? 0 : seen[tile].keys.end - seen[tile].keys.begin; }
@@ -184,10 +187,12 @@ SeenBlock<C> see_block(const Problem& p, const GradientTask<C>& task, const Grad
         if (!keys.empty()) s.keys = {min(s.keys.begin, keys.begin), max(s.keys.end, keys.end)};
     }
     if (s.keys.empty()) return s;
-    s.k = in_place(p.k, task.batch, task.head).from(s.keys.begin);
-    s.v = in_place(p.v, task.batch, task.head).from(s.keys.begin);
+    const auto keys_of = [&](const Rows& x) { return in_place(x, task.batch, task.head).from(s.keys.begin); };
+    s.k = keys_of(p.k);
     if (copied<C>(p.k, false)) s.k = copy(s.k, s.n(), p.D, scratch.k);
-    if (copied<C>(p.v, false)) s.v = copy(s.v, s.n(), p.Dv, scratch.v);
+    s.scored_k = task.k_in_pairs ? keys_of(*task.k_in_pairs) : s.k;
+    s.scored_v = keys_of(p.v);
+    if (!task.v_in_pairs && copied<C>(p.v, false)) s.scored_v = copy(s.scored_v, s.n(), p.Dv, scratch.v);
     return s;
 }
 
@@ -234,8 +239,8 @@ void differentiate_block(const Problem& p, const Gradients& g, const GradientTas
         const auto visit = x.vectors == 3   ? differentiate_tile<C, 3>
                            : x.vectors == 2 ? differentiate_tile<C, 2>
                                             : differentiate_tile<C, 1>;
-        visit(g, task, scratch, i, s.k.from(skip), s.v.from(skip), block_of_tile(p, task, x, s, i), x.dx + skip * lanes,
-              x.logits ? x.logits + skip * lanes : nullptr, s.seen[i].partial);
+        visit(g, task, scratch, i, s.scored_k.from(skip), s.scored_v.from(skip), block_of_tile(p, task, x, s, i),
+              x.dx + skip * lanes, x.logits ? x.logits + skip * lanes : nullptr, s.seen[i].partial);
     }
 
     C* dk = reinterpret_cast<C*>(address(g.dk, task.batch, task.head, s.keys.begin));
@@ -303,7 +308,7 @@ void sum_terms_of_block(const Problem& p, const GradientTask<C>& task, const Gra
         const auto visit = x.vectors == 3   ? sum_terms_of_tile<C, 3>
                            : x.vectors == 2 ? sum_terms_of_tile<C, 2>
                                             : sum_terms_of_tile<C, 1>;
-        visit(scratch, i, s.k.from(s.skip(i)), b, x.dx, s.seen[i].partial);
+        visit(scratch, i, s.scored_k.from(s.skip(i)), b, x.dx, s.seen[i].partial);
     }
 }
 
@@ -358,7 +363,7 @@ void for_each_tile(const Problem& p, const GradientTask<C>& task, GradientScratc
         if (!count) break;
         const SeenKeys seen = join_seen_keys(scratch.tiles, count, scratch.distinct);
         for (int i = 0; i < count; ++i) {
-            load_rows(p, task.batch, scratch.tiles[i], scratch.spare);
+            load_rows(p, task, scratch.tiles[i], scratch.spare);
             for (const auto& term : scratch.terms) term->start(scratch.tiles[i], task.batch, i);
         }
         start(count);
@@ -385,7 +390,7 @@ template <class C> void differentiate(const Problem& p, const Gradients& g, cons
         finite = true;
         for (int i = 0; i < count; ++i) {
             GradientTile<C>& x = scratch.tiles[i];
-            load_gradients(p, g, task.batch, x, task.sums, scratch.spare);
+            load_gradients(p, g, task, x, scratch.spare);
             const auto plain = [&](const C* data, int64_t width) {
                 return all_finite<C>({reinterpret_cast<const char*>(data), kType<C>, whole_vectors<C>(width)},
                                      x.row_count, width);

@@ -23,7 +23,7 @@ template <class C> struct GradientTile {
     const Row* rows;
     SeenKeys seen;
     LaneSpans<C>* lane_spans;    // null where rows have no span or several
-    C *q, *dout;                 // (feature, lane), or packed for few rows where `decode`
+    C *q, *dout;                 // (feature, lane) or, in pairs, (pair, lane); packed for few rows where `decode`
     C* dq;                       // (feature, lane)
     C *q_rows, *dout_rows;       // (row, feature), with the factors of dK and dV
     C *m, *l;                    // by lane: largest logit, log₂ Σ 2^(logit − m)
@@ -107,9 +107,10 @@ GradientScratch<C> lay_out_gradient(const Problem& p, const Gradients& g, Arena&
 template <class C> struct GradientTask {
     int64_t batch, head;  // of the keys
     int64_t row_begin, row_end, key_begin, key_end;
-    const std::vector<int64_t>* starts;  // of the tiles of a head, as in Partition
-    C *offsets, *slopes;                 // sums of its own, as in Gradients
-    C* sums;                             // (B, Hq, N): Σ P ∘ term, of the terms that need it, or null
+    const std::vector<int64_t>* starts;   // of the tiles of a head, as in Partition
+    const Rows *k_in_pairs, *v_in_pairs;  // where scores, or dP, are products of pairs of bfloat16; otherwise null
+    C *offsets, *slopes;                  // sums of its own, as in Gradients
+    C* sums;                              // (B, Hq, N): Σ P ∘ term, of the terms that need it, or null
 };
 
 // The end of the tile of a task's rows that begins at `row`.
@@ -126,11 +127,13 @@ template <class C> C gradient_factor(const Problem& p) {
 
 // Loads rows, times a factor, as one side of a product with K or V, and times another one row by row.
 template <class C>
-void load_side(const Rows& from, int64_t batch, const GradientTile<C>& x, int64_t width, C factor, C row_factor,
-               C* side, C* rows) {
+void load_side(const Rows& from, int64_t batch, const GradientTile<C>& x, int64_t width, bool in_pairs, C factor,
+               C row_factor, C* side, C* rows) {
     if (x.decode) {
         gather(from, batch, x.rows, x.row_count, x.row_count, width, factor, rows, width);
         pack_rows(rows, width, x.row_count, side);
+    } else if (in_pairs) {
+        load_lanes_of_pairs(from, width, batch, x, side, rows);
     } else {
         load_lanes(from, width, factor, batch, x, side, rows);
     }
@@ -138,11 +141,12 @@ void load_side(const Rows& from, int64_t batch, const GradientTile<C>& x, int64_
 }
 
 // Loads the queries of a tile, their bounds and the normalisers of their rows, in units of log 2.
-template <class C> void load_rows(const Problem& p, int64_t batch, GradientTile<C>& x, C* spare) {
+template <class C> void load_rows(const Problem& p, const GradientTask<C>& task, GradientTile<C>& x, C* spare) {
+    const int64_t batch = task.batch;
     const int64_t all = p.B * p.Hq * p.N;
     const int lanes = x.lanes();
     x.decode = p.Hq / p.Hkv * p.N < kWidth<C>;
-    load_side(p.q, batch, x, p.D, query_factor<C>(p), gradient_factor<C>(p), x.q, x.q_rows);
+    load_side(p.q, batch, x, p.D, task.k_in_pairs, query_factor<C>(p), gradient_factor<C>(p), x.q, x.q_rows);
     x.not_finite = false;
     for (int r = 0; r < lanes; ++r) {
         const Row& row = x.rows[min(r, x.row_count - 1)];
@@ -162,10 +166,11 @@ template <class C> void load_rows(const Problem& p, int64_t batch, GradientTile<
 
 // Loads dO and δ, and empties the sums of the tile.
 template <class C>
-void load_gradients(const Problem& p, const Gradients& g, int64_t batch, GradientTile<C>& x, const C* sums, C* spare) {
+void load_gradients(const Problem& p, const Gradients& g, const GradientTask<C>& task, GradientTile<C>& x, C* spare) {
+    const int64_t batch = task.batch;
     const int64_t Dv = whole_vectors<C>(p.Dv);
     const int lanes = x.lanes();
-    load_side(g.dout, batch, x, p.Dv, C(1), C(1), x.dout, x.dout_rows);
+    load_side(g.dout, batch, x, p.Dv, task.v_in_pairs, C(1), C(1), x.dout, x.dout_rows);
     std::memset(x.dq, 0, lanes * p.D * sizeof(C));
     x.one_block = p.M <= kBlock && !g.part && g.terms.empty() && !p.dropout &&
                   x.seen.next_run(x.seen.next_run(0, p.M).end, p.M).empty();
@@ -177,7 +182,7 @@ void load_gradients(const Problem& p, const Gradients& g, int64_t batch, Gradien
         dot<C, C, 1>({spare}, x.dout_rows + r * Dv, p.Dv, &delta);
         x.dlse[r] = g.dlse ? reinterpret_cast<const C*>(g.dlse)[at] : C(0);
         delta -= x.dlse[r];
-        if (sums) delta += sums[at];
+        if (task.sums) delta += task.sums[at];
         if (g.delta) reinterpret_cast<C*>(g.delta)[at] = delta;
         x.delta[r] = delta;
         x.d_temperature[r] = x.d_slope[r] = 0;

@@ -119,16 +119,6 @@ template <class C> void lanes_to_tiles(const Block<C>& b) {
     for_each_score<C>(b.row_count, b.n, [&](int r, int64_t j, int64_t at) { in_tiles(b)[at] = b.s[j * b.lanes + r]; });
 }
 
-template <class C, int NV>
-void scores_in_lanes(const QueryTile<C>& x, const Operand& k, const Block<C>& b, Range partial, C* top,
-                     AlibiBias<C> alibi_bias) {
-    if constexpr (kKnowsPairs<C>)
-        if (x.pairs)
-            return visible_scores<C, NV>(b, partial, x.q, {reinterpret_cast<const C*>(k.data), k.stride / 2}, b.p.D / 2,
-                                         b.s, top, alibi_bias, x.chain / 2, PairProducts{query_factor<C>(b.p)});
-    visible_scores<C, NV>(b, partial, x.q, k.as_matrix<C>(), b.p.D, b.s, top, alibi_bias, x.chain);
-}
-
 // Multiplies the scores of each key by its scale.
 template <class C> void scale_keys(const Block<C>& b, const float* scale) {
     constexpr int W = kWidth<C>;
@@ -207,7 +197,9 @@ void logits(const QueryTile<C>& x, const Operand& k, const Block<C>& b, Range pa
     const bool has_alibi = !x.decode && !p.softcap;                            // a softcap comes before the slopes
     const bool raw = partial.empty() && plain(p) && (has_alibi || !p.slopes);  // the products are the logits
     if (x.decode) scores_in_tiles(x, k, b), tiles_to_lanes(b);
-    else scores_in_lanes<C, NV>(x, k, b, partial, top, has_alibi ? alibi_bias(b, scratch) : AlibiBias<C>{});
+    else
+        products_in_lanes<C, NV>(b, partial, x.q, query_factor<C>(p), k, p.D, b.s, top,
+                                 has_alibi ? alibi_bias(b, scratch) : AlibiBias<C>{}, x.chain);
     if (!raw) to_logits(b, has_alibi, partial, scratch);
     if (!top || (raw && !x.decode)) return;
     std::memcpy(top, x.m, all);

@@ -140,15 +140,16 @@ void load_lanes(const Rows& from, int64_t width, C factor, int64_t batch, const 
     transpose(scratch, width, x.lanes(), width, to, x.lanes());
 }
 
-// True if two numbers of a row are a word in memory that is aligned: the first one at an even place, and each row, too.
-inline bool has_words(const Rows& x) {
-    return reinterpret_cast<uintptr_t>(x.data) % 4 == 0 && (x.batch | x.head | x.row) % 2 == 0;
+// True if the products of rows in lanes with rows of K or V are made of pairs of bfloat16, for which the latter are read where
+// they lie: in aligned words of two numbers.
+template <class C> bool has_pairs_in_lanes(Type lanes, const Rows& x, int64_t width) {
+    return multiplies_pairs<C>(lanes, x.type, width) && x.row * int64_t(sizeof(bf16)) < kFarApart &&
+           reinterpret_cast<uintptr_t>(x.data) % 4 == 0 && (x.batch | x.head | x.row) % 2 == 0;
 }
 
-// True if scores are products of pairs of bfloat16, for which keys are read where they lie.
+// True if scores are products of pairs.
 template <class C> bool has_pairs(const Problem& p, bool decode) {
-    return multiplies_pairs<C>(p.q.type, p.k.type, p.D) &&
-           (decode || (has_words(p.k) && p.k.row * int64_t(sizeof(bf16)) < kFarApart));
+    return decode ? multiplies_pairs<C>(p.q.type, p.k.type, p.D) : has_pairs_in_lanes<C>(p.q.type, p.k, p.D);
 }
 
 // True if each task needs a copy of K in the compute type, or one is made beforehand.

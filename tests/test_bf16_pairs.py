@@ -11,6 +11,7 @@ from torch import Tensor
 import limelight as ll
 from conftest import assert_sums_close, assert_within, generator, largest, logit_rounding, rounding
 from limelight.core import reference
+from test_gradients import check as check_gradients
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -58,3 +59,11 @@ def test_every_number_of_rows(D: int, isa: str) -> None:
         want = reference.steps(q.double(), k.double()).logsumexp
         error = logit_rounding({"q": q.float(), "k": k.float()})
         assert_within(ll.weights(q, k).logsumexp(), want, error, f"{isa} {N}")
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients(name: str, layout: str, isa: str) -> None:
+    q, k, v = operand(layout, 6, 307, 32, 1), operand(layout, 3, 331, 32, 2), operand(layout, 3, 331, 64, 3)
+    check_gradients({"q": q, "k": k, "v": v, **OPTIONS[name]}, "native")

@@ -27,7 +27,7 @@ TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))  # where pytest finds conftest and the tests that are called here
 
 SANITIZED = ["exactness", "gradients", "weights", "weights_extremes", "weights_index", "sparse_statistics"]
-SANITIZED += ["masks", "cache", "passes", "pool", "decode", "linear", "steps"]
+SANITIZED += ["masks", "cache", "passes", "pool", "decode", "linear", "steps", "bf16_pairs"]
 # Promises on precision, memory and idleness are not the sanitizers' business.
 LEFT_OUT = "not as_exact_as and not halves and not gradcheck and not gradients_of and not memory and not idle"
 LEFT_OUT_OF_QUICK = f"{LEFT_OUT} and not threads_to_the_bit and not test_long and not threads_change_nothing"

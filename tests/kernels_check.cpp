@@ -223,15 +223,16 @@ struct Attention {
 
 void check_linear(Type type, int64_t rows, int threads) {
     const int64_t N = 331, D = 157;
-    Tensor x = random(type, rows * D), w = random(type, N * D), bias = random(type, N), out(type, rows * N);
+    Tensor x = random(type, rows * D), w = random(type, N * D), bias = random(type, N);
+    Tensor residual = random(type, rows * N), out(type, rows * N);
     Linear l{rows, D, type, x.memory.data(), 1, {}};
-    l.parts[0] = {w.memory.data(), N, D, bias.memory.data(), out.memory.data()};
+    l.parts[0] = {w.memory.data(), N, D, bias.memory.data(), residual.memory.data(), out.memory.data()};
     kernels().linear(l, threads);
     out.read();
     Numbers want(rows * N);
     for (int64_t r = 0; r < rows; ++r)
         for (int64_t j = 0; j < N; ++j) {
-            want[r * N + j] = bias.values[j];
+            want[r * N + j] = bias.values[j] + residual.values[r * N + j];
             for (int64_t d = 0; d < D; ++d) want[r * N + j] += x.values[r * D + d] * w.values[j * D + d];
         }
     const Type compute = type == Type::f64 ? type : Type::f32;

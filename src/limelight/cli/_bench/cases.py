@@ -248,6 +248,7 @@ def training_cases() -> list[Case]:
         Case(f"causal, dropout 0.1, n={n}", square, causal_dropout, scores=_below(n), goal=5),
         Case(f"ALiBi, n={n}", square, lambda: _alibi(n), goal=1.5),
         Case(f"learned relative bias, n={n}", square, relative, goal=2),
+        Case(f"bfloat16, n={n}", square, dtype=torch.bfloat16),
     ]
     return [replace(case, name=f"training: {case.name}", training=True) for case in cases]
 

@@ -13,6 +13,7 @@ constexpr int64_t kPaired = 2 * kWidth<float>;
 
 // True if kernels are compiled for pairs: compilers without a header for the instruction have assemblers that do not know it.
 #if defined(LIMELIGHT_X86) && LIMELIGHT_BYTES == 64 && __has_include(<avx512bf16intrin.h>)
+#define LIMELIGHT_PAIRS
 template <class C> constexpr bool kKnowsPairs = sizeof(C) == 4;
 #else
 template <class C> constexpr bool kKnowsPairs = false;
@@ -37,14 +38,16 @@ LIMELIGHT_INLINE Vec<float> copies_of(const float* pair) {
     return (Vec<float>)(bits - IntVec<float>{});
 }
 
-// sum + the products of two vectors of pairs.
+// sum + the products of two vectors of pairs; without the instruction, what it computes.
 LIMELIGHT_INLINE Vec<float> add_pairs(Vec<float> sum, Vec<float> x, Vec<float> y) {
-#if defined(LIMELIGHT_X86) && LIMELIGHT_BYTES == 64
+#if defined(LIMELIGHT_PAIRS)
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
-#else
-    (void)x, (void)y;
-#endif
     return sum;
+#else
+    const WordBits a = (WordBits)x, b = (WordBits)y, second = WordBits{} + 0xffff0000;
+    sum += (Vec<float>)(a & second) * (Vec<float>)(b & second);
+    return sum + (Vec<float>)(a << 16) * (Vec<float>)(b << 16);
+#endif
 }
 
 }  // namespace limelight::LIMELIGHT_ISA

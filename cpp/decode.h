@@ -294,10 +294,15 @@ LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64
     constexpr int U = room > most ? most : room ? room : 1;  // sums of each number
     Vec<C> acc[U][R][F] = {};
     const auto add = [&](Vec<C>(&sum)[R][F], int64_t j, const C* weights) __attribute__((always_inline)) {
+        constexpr bool converts = !std::is_same_v<C, E>;
         Vec<C> weight[R];
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) weight[r] = in_register<kKept<C, E, R>>(broadcast(weights[r * K]));
+        for (int r = 0; r < R; ++r) {
+            if (converts) keep_order();
+            weight[r] = in_register<kKept<C, E, R>>(broadcast(weights[r * K]));
+        }
         const auto add_vector = [&](int f, Vec<C> x) __attribute__((always_inline)) {
+            if (converts) keep_order();
             x = in_register<kKept<C, E, R>>(x);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) sum[r][f] += weight[r] * x;

@@ -78,6 +78,14 @@ template <class V> LIMELIGHT_INLINE V opaque(V v) {
 // x in a register where it has several uses: GCC would load it again for each of them.
 template <bool several, class V> LIMELIGHT_INLINE V in_register(V x) { return several ? opaque(x) : x; }
 
+// Keeps the order of what is made before and after. Clang would load for later rounds of an unrolled loop ahead, until there are
+// no registers left, and keeps the order of what is volatile.
+LIMELIGHT_INLINE void keep_order() {
+#if defined(__clang__)
+    asm volatile("");
+#endif
+}
+
 // Lane i of the result is lane at(i) of a, or lane at(i) − width of b.
 template <class T, class At, int... I>
 LIMELIGHT_INLINE Vec<T> shuffle(Vec<T> a, Vec<T> b, At at, std::integer_sequence<int, I...>) {

@@ -37,6 +37,8 @@ template <class E> struct Matrix {
 struct PrefetchDistance {
     int64_t bytes = 0;  // 0: nothing is prefetched
     bool into_first_cache = false;
+    // Memory is read and prefetched in the order in which it lies, one key after the other, which costs some arithmetic.
+    bool in_order = false;
 
     template <class E> int64_t rows(int64_t width) const {
         return bytes ? bytes / (width * int64_t(sizeof(E))) + 1 : 0;
@@ -49,36 +51,45 @@ constexpr int64_t kInCache = 1 << 20;
 // By the size of K and V. Those of a few megabytes lie in the last cache if nothing else was read since the last step, and in
 // memory if a model's weights were. AMD's Zen 4 is served best by requests into the second cache, further ahead the further
 // away K and V are, and Zen 3, which has no AVX-512, by requests just ahead. On an Intel Xeon requests into the first cache
-// are better in both cases, and at nearly every size; so they are on Zen 5, somewhat further ahead.
+// are better in both cases, and at nearly every size; so they are on Zen 5, somewhat further ahead, where what comes from
+// memory has to be read in order.
 inline PrefetchDistance prefetch_distance(int64_t bytes, size_t of_number) {
     if (bytes <= kInCache) return {};
     const int family = amd_family();
     if (!family) return {4096, true};
-    if (family > 25) return {8192, true};
+    const bool from_memory = bytes > 16 * kInCache;
+    if (family > 25) return {8192, true, from_memory};
     if (LIMELIGHT_BYTES < 64) return {of_number < 4 ? 4096 : 2048, false};
-    return {bytes > 16 * kInCache ? 16384 : 8192, false};
+    return {from_memory ? 16384 : 8192, false};
 }
 
-// Prefetching: beside each row of K or V, the row so many rows ahead, of its features [begin, end).
+// Prefetching: with what is read of K or V, as much of what lies so many rows ahead, of the features [begin, end). In order, as
+// long as the rows lie one after the other, memory is asked for from one line to the next, whichever features are read first.
 struct Ahead {
     int64_t rows = 0;  // nothing for 0
     bool into_first_cache = false;
+    bool in_order = false;
     int64_t begin = 0, end = 0;
 
     bool covers(int64_t d) const { return rows && begin <= d && d < end; }
 
-    // Asks for n features from d on, of what lies ahead of the first `count` rows of x.
+    // Asks for n numbers, into the first cache or the second.
+    template <bool into_first, class E> LIMELIGHT_INLINE static void fetch(const E* from, int n) {
+#pragma GCC unroll 16
+        for (int i = 0; i < n; i += 64 / int(sizeof(E))) __builtin_prefetch(from + i, 0, into_first ? 3 : 2);
+    }
+
+    // Asks for what lies ahead of n features from d on, of the first `count` rows of x.
     template <class E> LIMELIGHT_INLINE void prefetch(Matrix<E> x, int count, int64_t d, int n) const {
-        if (into_first_cache) prefetch_into<3>(x, count, d, n);
-        else prefetch_into<2>(x, count, d, n);
+        if (into_first_cache) prefetch_into<true>(x, count, d, n);
+        else prefetch_into<false>(x, count, d, n);
     }
 
 private:
-    template <int locality, class E>
+    template <bool into_first, class E>
     LIMELIGHT_INLINE void prefetch_into(Matrix<E> x, int count, int64_t d, int n) const {
-        for (int a = 0; a < count; ++a)
-            for (int64_t i = 0; i < n; i += 64 / int64_t(sizeof(E)))
-                __builtin_prefetch(x.row(rows + a) + d + i, 0, locality);
+        if (in_order) return fetch<into_first>(opaque(x.row(rows) + d * count), n * count);
+        for (int a = 0; a < count; ++a) fetch<into_first>(opaque(x.row(rows + a) + d), n);
     }
 };
 
@@ -249,11 +260,53 @@ LIMELIGHT_INLINE void score_tiles(PackedRows<C, R> q, Matrix<E> k, int64_t D, C*
                 for (int a = 0; a < K; ++a) s[t * W + r * K + a] += C(widen(k.row(t * K + a)[d])) * q.feature(r, d);
 }
 
+// Rows for which keys are read one after the other where memory has to be read in order. More of them would take longer to
+// compute than to read.
+template <class C, int R> constexpr bool kReadsInOrder = R <= 2 && kWidth<C> >= 4;
+
+// Writes the scores of R rows and the first of n keys, as many as whole tiles have, and returns their number. sums_of(j, sum)
+// sets sum[row] to the products with key j, vector by vector; they wait in memory until those of a tile are folded, so
+// that the loop over keys can stay a loop, which reads all of them at the same place of the program: the processor's own
+// prefetching goes by that.
+template <class C, int R, class F> LIMELIGHT_INLINE int64_t scores_in_order(int64_t n, C* s, F&& sums_of) {
+    constexpr int W = kWidth<C>, K = kTileKeys<C, R>;
+    static_assert(R * K == W);
+    alignas(64) C waiting[W][W];
+    int64_t j = 0;
+    for (; j + K <= n; j += K, s += W) {
+#pragma GCC unroll 1
+        for (int a = 0; a < K; ++a) {
+            Vec<C> sum[R];
+            sums_of(j + a, sum);
+            for (int r = 0; r < R; ++r) store(waiting[r * K + a], sum[r]);
+        }
+        Vec<C> all[W];
+#pragma GCC unroll 16
+        for (int i = 0; i < W; ++i) all[i] = load(waiting[i]);
+        store(s, sums<C>(all));
+    }
+    return j;
+}
+
 // The scores of R rows and n keys.
 template <class C, class E, int R>
 LIMELIGHT_INLINE void row_scores(PackedRows<C, R> q, Matrix<E> k, int64_t D, int64_t n, C* s, Ahead ahead) {
     constexpr int W = kWidth<C>, K = kTileKeys<C, R>, T = tiles_at_once<C, R>();
     int64_t j = 0;
+    if constexpr (kReadsInOrder<C, R>)
+        if (ahead.in_order && D % (2 * W) == 0) {
+            j = scores_in_order<C, R>(n, s, [&](int64_t key, Vec<C>(&sum)[R]) __attribute__((always_inline)) {
+                Vec<C> acc[R][2] = {};
+                for (int64_t d = 0; d < D; d += 2 * W) {
+                    ahead.prefetch(k.from(key), 1, d, 2 * W);
+                    const VecPair<C> x = load_two<C>(k.row(key) + d);
+                    for (int r = 0; r < R; ++r)
+                        acc[r][0] += x.first * q.vector(r, d), acc[r][1] += x.second * q.vector(r, d + W);
+                }
+                for (int r = 0; r < R; ++r) sum[r] = acc[r][0] + acc[r][1];
+            });
+            s += j * R;
+        }
     for (; j + T * K <= n; j += T * K, s += T * W) score_tiles<C, E, R, T>(q, k.from(j), D, s, ahead);
     if constexpr (T > 1)
         for (; j + K <= n; j += K, s += W) score_tiles<C, E, R, 1>(q, k.from(j), D, s, ahead);
@@ -271,7 +324,8 @@ LIMELIGHT_INLINE void for_tiles_of_rows(Matrix<E> k, int64_t D, int64_t n, int r
     for (int64_t j = 0; j < n; j += chunk)
         by_rows<kTileRows<C>>(rows, [&](int r, auto R) {
             constexpr int padded = kWidth<C> / kTileKeys<C, R>;  // rows with those that are empty
-            Ahead ahead{distance.rows<E>(D), distance.into_first_cache, D * r / rows, D * (r + R) / rows};
+            Ahead ahead{distance.rows<E>(D), distance.into_first_cache, distance.in_order && k.stride == D,
+                        D * r / rows, D * (r + R) / rows};
             if (distance.into_first_cache) ahead.begin = 0, ahead.end = r ? 0 : D;
             f(r, R, k.from(j), n - j < chunk ? n - j : chunk, s + tiles_at(r) + j * padded, ahead);
         });
@@ -286,13 +340,32 @@ void decode_scores(const C* q, Matrix<E> k, int64_t D, int64_t n, int rows, C* s
                          });
 }
 
-// o[row] = decay[row] · o[row] + Σ p[row][key] v[key] for F vectors of features and R of the rows of tiles that have K keys.
+// A block of keys may be met in parts, so that each stays in the first cache for all passes over it. Between them the sums of
+// the block, which are apart from those of the rows, wait in memory.
+template <class C> struct PartOfBlock {
+    C* sums;  // (row, feature)
+    bool first, last;
+
+    PartOfBlock from(int64_t place) const { return {sums + place, first, last}; }
+};
+
+// o[row] = decay[row] · o[row] + Σ p[row][key] v[key] for F vectors of features from d on, and R of the rows of tiles that have
+// K keys; the sum is over the n keys of a part and those before it in its block, and o changes with the last one.
 template <class C, class E, int K, int R, int F>
-LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, const C* decay, Ahead ahead) {
+LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, int64_t d, const C* decay,
+                                 PartOfBlock<C> part, Ahead ahead) {
     constexpr int W = kWidth<C>;
     constexpr int room = LIMELIGHT_REGISTERS / 2 / (R * F), most = K < 4 ? K : 4;
     constexpr int U = room > most ? most : room ? room : 1;  // sums of each number
     Vec<C> acc[U][R][F] = {};
+    if (!part.first)
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int f = 0; f < F; ++f) acc[0][r][f] = load(part.sums + r * Dv + d + f * W);
+    // In order, every pass over the keys asks for its share of the memory ahead of them.
+    const Matrix<E> soon{v.row(ahead.rows) + (ahead.in_order ? d * n : d), ahead.in_order ? F * W : v.stride};
+    v = v.from(0, d);
     const auto add = [&](Vec<C>(&sum)[R][F], int64_t j, const C* weights) __attribute__((always_inline)) {
         constexpr bool converts = !std::is_same_v<C, E>;
         Vec<C> weight[R];
@@ -307,7 +380,6 @@ LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) sum[r][f] += weight[r] * x;
         };
-        if (ahead.rows) ahead.prefetch(v.from(j), 1, 0, F * W);
         if constexpr (F == 1) {
             add_vector(0, load_as<C>(v.row(j)));
         } else {
@@ -319,10 +391,17 @@ LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64
         }
     };
     int64_t j = 0;
-    for (; j + K <= n; j += K, p += W)
-        for (int a = 0; a < K; a += U)
+    const auto add_tiles = [&](auto into_first) __attribute__((always_inline)) {
+        for (; j + K <= n; j += K, p += W)
+            for (int a = 0; a < K; a += U)
 #pragma GCC unroll 4
-            for (int u = 0; u < U; ++u) add(acc[u], j + a + u, p + a + u);
+                for (int u = 0; u < U; ++u) {
+                    if (ahead.rows) ahead.template fetch<into_first>(soon.row(j + a + u), F * W);
+                    add(acc[u], j + a + u, p + a + u);
+                }
+    };
+    if (ahead.into_first_cache) add_tiles(std::true_type{});
+    else add_tiles(std::false_type{});
     for (; j < n; ++j, ++p) add(acc[0], j, p);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -332,7 +411,11 @@ LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64
             for (int u = 1; u < U; ++u) acc[0][r][f] += acc[u][r][f];
 #pragma GCC unroll 8
         for (int f = 0; f < F; ++f) {
-            C* to = o + r * Dv + f * W;
+            if (!part.last) {
+                store(part.sums + r * Dv + d + f * W, acc[0][r][f]);
+                continue;
+            }
+            C* to = o + r * Dv + d + f * W;
             Vec<C> x = acc[0][r][f];
             if constexpr (F > 1)
                 x = f % 2 ? in_order<C, E>(acc[0][r][f - 1], x).second : in_order<C, E>(x, acc[0][r][f + 1]).first;
@@ -343,14 +426,14 @@ LIMELIGHT_INLINE void add_values(const C* p, Matrix<E> v, int64_t n, C* o, int64
 
 // The same for all features from d on: as many vectors at once as the registers hold, then half as many.
 template <class C, class E, int K, int R, int F>
-LIMELIGHT_INLINE void add_all_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, const C* decay, Ahead ahead,
-                                     int64_t d = 0) {
+LIMELIGHT_INLINE void add_all_values(const C* p, Matrix<E> v, int64_t n, C* o, int64_t Dv, const C* decay,
+                                     PartOfBlock<C> part, Ahead ahead, int64_t d = 0) {
     constexpr int W = kWidth<C>;
-    for (; d + F * W <= Dv; d += F * W) add_values<C, E, K, R, F>(p, v.from(0, d), n, o + d, Dv, decay, ahead);
+    for (; d + F * W <= Dv; d += F * W) add_values<C, E, K, R, F>(p, v, n, o, Dv, d, decay, part, ahead);
     if constexpr (F > 1) {
-        if (d < Dv) add_all_values<C, E, K, R, F / 2>(p, v, n, o, Dv, decay, ahead, d);
+        if (d < Dv) add_all_values<C, E, K, R, F / 2>(p, v, n, o, Dv, decay, part, ahead, d);
     } else {
-        // The step is summed apart, in four chains, as vectors are: one chain over all keys would lose digits.
+        // Such widths have no parts. The block is summed apart, in four chains, as vectors are: one chain over all keys would lose digits.
         for (; d < Dv; ++d) {
             C sums[R][4] = {};
             for (int64_t j = 0; j < n; ++j)
@@ -363,20 +446,29 @@ LIMELIGHT_INLINE void add_all_values(const C* p, Matrix<E> v, int64_t n, C* o, i
     }
 }
 
-// o[row] = decay[row] · o[row] + Σ p[row][key] v[key] over the keys [begin, end) of a step, which are a block.
+// Vectors of features whose sums fit into the registers for so many rows.
+constexpr int vectors_at_once(int rows) {
+    const int room = LIMELIGHT_REGISTERS * 3 / 4 / rows;
+    return room >= 8 ? 8 : room >= 4 ? 4 : 2;
+}
+
+// o[row] = decay[row] · o[row] + Σ p[row][key] v[key] over the keys [begin, end) of a step, which are a part of a block.
 template <class C, class E>
-void decode_block(const C* p, Matrix<E> v, int64_t Dv, int64_t begin, int64_t end, int rows, C* o, const C* decay,
-                  PrefetchDistance distance) {
+void decode_part(const C* p, Matrix<E> v, int64_t Dv, int64_t begin, int64_t end, int rows, C* o, const C* decay,
+                 PartOfBlock<C> part, PrefetchDistance distance) {
+    const bool in_order = distance.in_order && v.stride == Dv;
     by_rows<kTileRows<C>>(rows, [&](int first, auto T) {
         constexpr int K = kTileKeys<C, T>;
         const C* weights = p + tiles_at(first) + begin / K * kWidth<C>;
         const auto add = [&](int r, auto R) {
-            constexpr int room = LIMELIGHT_REGISTERS * 3 / 4 / R, F = room >= 8 ? 8 : room >= 4 ? 4 : 2;
-            // The keys are passed through once for so many features, and as much earlier memory is prefetched.
-            const int64_t passes = (Dv + F * kWidth<C> - 1) / (F * kWidth<C>);
-            const Ahead ahead{first + r ? 0 : passes * distance.rows<E>(Dv), distance.into_first_cache};
-            add_all_values<C, E, K, R, F>(weights + r * K, v.from(begin), end - begin, o + (first + r) * Dv, Dv,
-                                          decay + first + r, ahead);
+            constexpr int F = vectors_at_once(R);
+            // The keys are passed through once for so many features, and as much earlier memory is prefetched, unless
+            // all passes together ask for what follows the part.
+            const int64_t passes = (Dv + F * kWidth<C> - 1) / (F * kWidth<C>), rows_ahead = distance.rows<E>(Dv);
+            const int64_t row = first + r, all_ahead = in_order ? larger(rows_ahead, end - begin) : passes * rows_ahead;
+            const Ahead ahead{row ? 0 : all_ahead, distance.into_first_cache, in_order};
+            add_all_values<C, E, K, R, F>(weights + r * K, v.from(begin), end - begin, o + row * Dv, Dv, decay + row,
+                                          part.from(row * Dv), ahead);
         };
         // With sixteen registers there is room for four rows of one cache line each. Two rows of two lines follow memory
         // better, unless there are so many rows that multiply-adds take longer than reading. Three rows of two lines fit if
@@ -387,15 +479,28 @@ void decode_block(const C* p, Matrix<E> v, int64_t Dv, int64_t begin, int64_t en
     });
 }
 
-// The same over a step of n keys.
+// Keys in a part, which begins with a tile of scores: as many as lie in 16 KiB where memory is read in order and in
+// several passes, and otherwise all of a block.
+template <class C, class E> int64_t keys_of_part(int64_t Dv, int rows, PrefetchDistance distance) {
+    constexpr int64_t W = kWidth<C>;
+    if (!distance.in_order || Dv % W || (rows <= kTileRows<C> && Dv <= vectors_at_once(rows) * W)) return kBlock;
+    return smaller(larger(int64_t(16384 / sizeof(E)) / Dv / W * W, W), kBlock);
+}
+
+// The same over a step of n keys; `sums` has room for as many numbers as o.
 template <class C, class E>
-void decode_values(const C* p, Matrix<E> v, int64_t Dv, int64_t n, int rows, C* o, const C* decay,
+void decode_values(const C* p, Matrix<E> v, int64_t Dv, int64_t n, int rows, C* o, const C* decay, C* sums,
                    PrefetchDistance distance) {
     constexpr int W = kWidth<C>;
     alignas(64) C ones[W];
     store(ones, broadcast(C(1)));
-    for (int64_t j = 0; j < n; j += kBlock)
-        decode_block(p, v, Dv, j, j + kBlock < n ? j + kBlock : n, rows, o, j ? ones : decay, distance);
+    const int64_t keys = keys_of_part<C, E>(Dv, rows, distance);
+    for (int64_t block = 0; block < n; block += kBlock) {
+        const int64_t end = smaller(block + kBlock, n);
+        for (int64_t j = block; j < end; j += keys)
+            decode_part(p, v, Dv, j, smaller(j + keys, end), rows, o, block ? ones : decay,
+                        PartOfBlock<C>{sums, j == block, j + keys >= end}, distance);
+    }
 }
 
 }  // namespace limelight::LIMELIGHT_ISA

@@ -48,6 +48,19 @@ template <int R>
 void pair_scores(const bf16* q, Matrix<bf16> k, int64_t D, int64_t n, float factor, float* s, Ahead ahead) {
     constexpr int W = kWidth<float>, K = kTileKeys<float, R>;
     int64_t j = 0;
+    if constexpr (kReadsInOrder<float, R>)
+        if (ahead.in_order) {
+            j = scores_in_order<float, R>(n, s, [&](int64_t key, Vec<float>(&sum)[R]) __attribute__((always_inline)) {
+                for (int r = 0; r < R; ++r) sum[r] = Vec<float>{};
+                for (int64_t d = 0; d < D; d += kPaired) {
+                    ahead.prefetch(k.from(key), 1, d, kPaired);
+                    const Vec<float> x = load_pairs(k.row(key) + d);
+                    for (int r = 0; r < R; ++r) sum[r] = add_pairs(sum[r], x, load_pairs(q + d * R + r * kPaired));
+                }
+                for (int r = 0; r < R; ++r) sum[r] *= factor;
+            });
+            s += j * R;
+        }
     for (; j + K <= n; j += K, s += W) store(s, pair_tile<R, true>(q, k.from(j), D, K, ahead) * factor);
     if (j < n) store(s, pair_tile<R, false>(q, k.from(j), D, n - j, {}) * factor);
 }

@@ -111,14 +111,9 @@ template <class C> Upcoming upcoming(const Problem& p, const Partition& c, const
     return all;
 }
 
+// Meets the keys of a task with a group that has loaded its queries.
 template <class C> void attend_task(const Problem& p, const Partition& c, const RunningRows* running, const Task& t,
-                                    Upcoming& soon, C* partial, char* memory) {
-    Arena arena{reinterpret_cast<uintptr_t>(memory)};
-    TileGroup<C> group = lay_out_group<C>(p, c, arena);
-    load_group(p, c, t, group);
-    group.upcoming = &soon;
-    if (c.decode && plain(p) && !p.slopes && !p.dropout && !copied<C>(p.k, true) && !copied<C>(p.v, true))
-        group.step = kDecodeStep;  // otherwise there are passes over a block that have room for kBlock keys
+                                    TileGroup<C>& group, C* partial) {
     const bool goes_on = running && t.chunk == 0;  // the other chunks of keys join it
     for (int64_t i = 0; goes_on && i < group.count; ++i)
         load_running(p, *running, t.batch, group.tiles[i], group.transposing);
@@ -129,6 +124,12 @@ template <class C> void attend_task(const Problem& p, const Partition& c, const 
         const QueryTile<C>& x = group.tiles[i];
         finish_tile(p, running, t.batch, x, group.first_row + (x.rows - group.rows), group.transposing, partial);
     }
+}
+
+// Tasks that a thread takes at once. With few rows, beginning a task takes as long as reading many keys, and chunks of the same
+// rows follow one another; every thread has a few runs, so that all end at about the same time.
+inline int64_t tasks_in_a_run(const Partition& c, int64_t tasks, int threads) {
+    return c.decode ? max(1, min(c.chunks, tasks / (4 * threads))) : 1;
 }
 
 // Joins the running sums (chunk, row) of one unit; those of the first chunk receive the others'.
@@ -179,12 +180,24 @@ template <class C> void forward(Problem p, const RunningRows* running, int threa
     Arena measure{0};
     lay_out_group<C>(p, c, measure);
     const bool prefetches = !c.decode && !c.grouped && bytes_of_cache(p) > kInCache;  // decoding does so by itself
-    const int64_t last = count_tasks(p, c) - 1;
-    for_each_task(p, c, threads, measure.next, [&](const Task& t, int64_t unit, char* scratch) {
-        Upcoming soon;
-        // Threads take tasks in turns, so the next one of this thread is about so many later.
-        if (prefetches) soon = upcoming<C>(p, c, t, task_at(c, min(t.index + threads, last)));
-        attend_task(p, c, running, t, soon, partial(unit, t.chunk), scratch);
+    const bool in_steps =
+        c.decode && plain(p) && !p.slopes && !p.dropout && !copied<C>(p.k, true) && !copied<C>(p.v, true);
+    const int64_t tasks = count_tasks(p, c), run = tasks_in_a_run(c, tasks, threads);
+    parallel(ceil_div(tasks, run), threads, measure.next, [&](int64_t index, char* scratch) {
+        Arena arena{reinterpret_cast<uintptr_t>(scratch)};
+        TileGroup<C> group = lay_out_group<C>(p, c, arena);
+        if (in_steps)
+            group.step = kDecodeStep;  // otherwise there are passes over a block that have room for kBlock keys
+        for (int64_t i = index * run; i < min((index + 1) * run, tasks); ++i) {
+            const Task t = task_at(c, i);
+            if (i == index * run || t.chunk == 0) load_group(p, c, t, group);
+            else empty_sums(p, group);
+            Upcoming soon;
+            // Threads take tasks in turns, so the next one of this thread is about so many later.
+            if (prefetches) soon = upcoming<C>(p, c, t, task_at(c, min(t.index + threads, tasks - 1)));
+            group.upcoming = &soon;
+            attend_task(p, c, running, t, group, partial(t.batch * c.units + t.unit, t.chunk));
+        }
     });
     for (int64_t unit = 0; split && unit < p.B * c.units; ++unit)
         join_chunks(p, c, running, unit / c.units, unit % c.units, partial(unit, 0));

@@ -60,10 +60,13 @@ const Kernels* find(const std::string& name) {
 }
 
 std::atomic<const Kernels*> chosen{nullptr};
+std::atomic<int> forced_family{-1};
 
 }  // namespace
 
 int amd_family() {
+    const int forced = forced_family.load(std::memory_order_relaxed);
+    if (forced >= 0) return forced;
 #if defined(LIMELIGHT_X86)
     static const int family = [] {
         __builtin_cpu_init();
@@ -90,6 +93,8 @@ std::vector<std::string> available_isas() {
     for (const Kernels* k : available()) names.push_back(k->name);
     return names;
 }
+
+void force_amd_family(int family) { forced_family = family; }
 
 void set_isa(const std::string& name) { chosen = find(name); }
 

@@ -12,6 +12,9 @@ namespace limelight {
 // for Zen 5. 0 for other makers.
 int amd_family();
 
+// Lets amd_family return this number, so that every way of reading can be tested on every machine; −1 is the truth again.
+void force_amd_family(int family);
+
 struct Kernels {
     const char* name;
     // Writes `out`, and `lse` and `normalisers` where they are not null.

@@ -320,6 +320,8 @@ NB_MODULE(_native, m) {
     m.def("isa", [] { return kernels().name; }, "The instruction set in use.");
     m.def("available_isas", &available_isas, "The instruction sets that this machine has, the best last.");
     m.def("set_isa", &set_isa, "name"_a, "Use this instruction set from now on.");
+    m.def("force_amd_family", &force_amd_family, "family"_a,
+          "Read caches as is best for AMD's processors of this family, or for others (0); -1 goes back to the truth.");
     m.def("peak_flops", &peak_flops, "threads"_a, "wide"_a = false, nb::call_guard<nb::gil_scoped_release>(),
           "Measure the multiply-add peak of the machine, in floating-point operations a second.");
     m.def("multiply_adds", &multiply_adds, "threads"_a, "flops"_a, "wide"_a = false,

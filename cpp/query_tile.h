@@ -23,6 +23,7 @@ template <class C> struct QueryTile {
     SeenKeys seen;
     LaneSpans<C>* lane_spans;  // null where rows have no span or several
     C *q, *o, *m, *l;
+    C* sums;                // of a block of values, where it decodes: as many as o
     LogitBound<C>* bounds;  // by row, or null
 
     int lanes() const { return vectors * kWidth<C>; }
@@ -244,7 +245,7 @@ void attend_decode(const QueryTile<C>& x, const Operand& k, const Operand& v, co
     if (!may_add_values(b, v, partial)) return tiles_to_lanes(b), add_values_where_allowed(x, b, v, decay);
     with_readable_type<C>(v.type, [&](auto e) {
         using E = decltype(e);
-        decode_values<C, E>(s, v.as_matrix<E>(), p.Dv, b.n, x.row_count, x.o, decay, x.distance);
+        decode_values<C, E>(s, v.as_matrix<E>(), p.Dv, b.n, x.row_count, x.o, decay, x.sums, x.distance);
     });
 }
 

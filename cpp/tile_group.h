@@ -21,6 +21,7 @@ template <class C> struct TileGroup {
     C* spare;               // for the logits
     C* transposing;
     C *q, *o, *m;  // of all tiles
+    C* sums;       // of the values of a block, where a tile decodes
     Upcoming* upcoming = nullptr;
     LogitBound<C>* bounds;
 };
@@ -44,6 +45,7 @@ template <class C> TileGroup<C> lay_out_group(const Problem& p, const Partition&
     y.q = arena.take<C>(tiles * lanes * p.D);
     y.o = arena.take<C>(tiles * lanes * p.Dv);
     y.m = arena.take<C>(tiles * 2 * lanes);
+    y.sums = arena.take<C>(c.decode ? kWidth<C> * p.Dv : 0);
     y.bounds = p.key_norms ? arena.take<LogitBound<C>>(tiles * lanes) : nullptr;
     return y;
 }
@@ -57,6 +59,17 @@ template <class C> void load_packed(const Problem& p, int64_t batch, const Query
             for (int r = 0; r < x.row_count; ++r) split_places<C, decltype(e)>(scratch + r * p.D, p.D);
         });
     pack_rows(scratch, p.D, x.row_count, x.q);
+}
+
+// Empties the running sums of a tile.
+template <class C> void empty_sums(const Problem& p, const QueryTile<C>& x) {
+    std::memset(x.o, 0, (x.decode ? x.row_count : x.lanes()) * p.Dv * sizeof(C));
+    for (int r = 0; r < x.lanes(); ++r) x.m[r] = -kInf<C>, x.l[r] = 0;
+}
+
+// The same for all tiles, whose queries stay.
+template <class C> void empty_sums(const Problem& p, const TileGroup<C>& y) {
+    for (int64_t i = 0; i < y.count; ++i) empty_sums(p, y.tiles[i]);
 }
 
 // Loads the queries of a task and empties their running sums.
@@ -87,14 +100,14 @@ template <class C> void load_group(const Problem& p, const Partition& c, const T
         x.o = y.o + i * lanes * p.Dv;
         x.m = y.m + i * 2 * lanes;
         x.l = x.m + x.lanes();
+        x.sums = y.sums;
         x.bounds = y.bounds ? y.bounds + i * lanes : nullptr;
         for (int r = 0; y.bounds && r < x.row_count; ++r)
             x.bounds[r] = logit_bound(p, t.batch, x.rows[r], y.transposing);
         if (x.decode) load_packed(p, t.batch, x, y.transposing);
         else if (x.pairs) load_lanes_of_pairs(p.q, p.D, t.batch, x, x.q, y.transposing);
         else load_lanes(p.q, p.D, query_factor<C>(p), t.batch, x, x.q, y.transposing);
-        std::memset(x.o, 0, (x.decode ? x.row_count : x.lanes()) * p.Dv * sizeof(C));
-        for (int r = 0; r < x.lanes(); ++r) x.m[r] = -kInf<C>, x.l[r] = 0;
+        empty_sums(p, x);
     }
     y.seen = join_seen_keys(y.tiles, y.count, y.distinct);
 }

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import limelight as ll
 from conftest import assert_within, generator, largest, logit_rounding, rounding, strided
+from limelight.backends.native import kernels
 from limelight.core import reference
 
 # Rows to a key head, keys, width of keys, width of values: 1 to 15 rows have few keys, whole blocks, and more than two.
@@ -61,6 +62,43 @@ def test_as_many_rows_as_lanes_with_a_cache_in_memory(isa: str, rows: int) -> No
     q, k, v = (x[:1, : 2 * rows] for x in inputs(rows, 8209, 64, 67, torch.float32))
     want = reference.attention(q.double(), k.double(), v.double())
     assert_within(ll.attention(q, k, v), want, logit_rounding({"q": q, "k": k}) * largest(v), isa)
+
+
+# Rows to a key head, widths of keys and values, and their type. Some widths fill pairs of vectors, some fill none.
+LARGE = [
+    (1, 64, 64, torch.float32),
+    (1, 96, 80, torch.bfloat16),
+    (2, 128, 256, torch.float32),
+    (2, 64, 37, torch.float16),
+    (3, 80, 64, torch.float32),
+    (4, 67, 128, torch.float32),
+    (5, 64, 96, torch.bfloat16),
+    (8, 32, 256, torch.float16),
+    (8, 64, 64, torch.float64),
+    (13, 64, 128, torch.float32),
+]
+
+
+@pytest.mark.parametrize("family", [0, 25, 26], ids=["other", "Zen 4", "Zen 5"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_caches_that_come_from_memory(family: int, in_place: bool) -> None:
+    """More than 16 MB, as each kind of processor reads them, whether rows of keys lie one after the other or apart."""
+    bound = {torch.float32: 2e-6, torch.float64: 1e-14}
+    kernels.force_amd_family(family)
+    try:
+        for rows, D, Dv, dtype in LARGE:
+            M = (17 << 20) // (2 * (D + Dv) * dtype.itemsize) + 131
+            g = generator(rows, M, D)
+            q, k, v = (torch.randn(s, generator=g).to(dtype) for s in ((1, 2 * rows, 1, D), (1, 2, M, D), (1, 2, M, Dv)))
+            if not in_place:
+                k, v = strided(k, 1), strided(v, 2)
+            for options in ({}, {"mask": ll.Padding([M - 77])}):
+                want = reference.attention(q.double(), k.double(), v.double(), **options)
+                # A bound for the largest number would not see that a key was left out: every weight is small.
+                error = (ll.attention(q, k, v, **options) - want).square().mean().sqrt() / want.square().mean().sqrt()
+                assert error < bound.get(dtype, 2e-2), f"{rows} {D} {Dv} {dtype} {options}"
+    finally:
+        kernels.force_amd_family(-1)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 8, 11])

@@ -63,8 +63,8 @@ inline PrefetchDistance prefetch_distance(int64_t bytes, size_t of_number) {
     return {from_memory ? 16384 : 8192, false};
 }
 
-// Prefetching: with what is read of K or V, as much of what lies so many rows ahead, of the features [begin, end). In order, as
-// long as the rows lie one after the other, memory is asked for from one line to the next, whichever features are read first.
+// Prefetching: with what is read of K or V, as much of what lies so many rows ahead, of the features [begin, end). Where rows lie
+// one after the other, they can be asked for in order, whichever features are read first.
 struct Ahead {
     int64_t rows = 0;  // nothing for 0
     bool into_first_cache = false;
@@ -74,12 +74,12 @@ struct Ahead {
     bool covers(int64_t d) const { return rows && begin <= d && d < end; }
 
     // Asks for n numbers, into the first cache or the second.
-    template <bool into_first, class E> LIMELIGHT_INLINE static void fetch(const E* from, int n) {
+    template <bool into_first, class E> LIMELIGHT_INLINE static void fetch(const E* from, int64_t n) {
 #pragma GCC unroll 16
-        for (int i = 0; i < n; i += 64 / int(sizeof(E))) __builtin_prefetch(from + i, 0, into_first ? 3 : 2);
+        for (int64_t i = 0; i < n; i += 64 / int64_t(sizeof(E))) __builtin_prefetch(from + i, 0, into_first ? 3 : 2);
     }
 
-    // Asks for what lies ahead of n features from d on, of the first `count` rows of x.
+    // Asks for n features from d on, of what lies ahead of the first `count` rows of x.
     template <class E> LIMELIGHT_INLINE void prefetch(Matrix<E> x, int count, int64_t d, int n) const {
         if (into_first_cache) prefetch_into<true>(x, count, d, n);
         else prefetch_into<false>(x, count, d, n);
@@ -88,8 +88,7 @@ struct Ahead {
 private:
     template <bool into_first, class E>
     LIMELIGHT_INLINE void prefetch_into(Matrix<E> x, int count, int64_t d, int n) const {
-        if (in_order) return fetch<into_first>(opaque(x.row(rows) + d * count), n * count);
-        for (int a = 0; a < count; ++a) fetch<into_first>(opaque(x.row(rows + a) + d), n);
+        for (int a = 0; a < count; ++a) fetch<into_first>(x.row(rows + a) + d, n);
     }
 };
 
@@ -307,7 +306,13 @@ LIMELIGHT_INLINE void row_scores(PackedRows<C, R> q, Matrix<E> k, int64_t D, int
             });
             s += j * R;
         }
-    for (; j + T * K <= n; j += T * K, s += T * W) score_tiles<C, E, R, T>(q, k.from(j), D, s, ahead);
+    // In order, the keys of a tile are asked for at once, line by line; requests for more than a kilobyte would stall.
+    const int64_t rows_ahead = ahead.in_order && ahead.covers(0) && T * K * D * sizeof(E) <= 1024 ? ahead.rows : 0;
+    if (rows_ahead) ahead.rows = 0;
+    for (; j + T * K <= n; j += T * K, s += T * W) {
+        if (rows_ahead) Ahead::fetch<true>(k.row(j + rows_ahead), T * K * D);
+        score_tiles<C, E, R, T>(q, k.from(j), D, s, ahead);
+    }
     if constexpr (T > 1)
         for (; j + K <= n; j += K, s += W) score_tiles<C, E, R, 1>(q, k.from(j), D, s, ahead);
     for (; j < n; ++j, ++s) dot<C, E, R>(q, k.row(j), D, s, K);

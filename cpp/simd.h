@@ -75,12 +75,6 @@ template <class V> LIMELIGHT_INLINE V opaque(V v) {
     return v;
 }
 
-// Hides an address, from which GCC would otherwise compute others ahead of a branch until there are no registers left.
-template <class T> LIMELIGHT_INLINE const T* opaque(const T* p) {
-    asm("" : "+r"(p));
-    return p;
-}
-
 // x in a register where it has several uses: GCC would load it again for each of them.
 template <bool several, class V> LIMELIGHT_INLINE V in_register(V x) { return several ? opaque(x) : x; }
 

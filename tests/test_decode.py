@@ -89,7 +89,9 @@ def test_caches_that_come_from_memory(family: int, in_place: bool) -> None:
         for rows, D, Dv, dtype in LARGE:
             M = (17 << 20) // (2 * (D + Dv) * dtype.itemsize) + 131
             g = generator(rows, M, D)
-            q, k, v = (torch.randn(s, generator=g).to(dtype) for s in ((1, 2 * rows, 1, D), (1, 2, M, D), (1, 2, M, Dv)))
+            q, k, v = (
+                torch.randn(s, generator=g).to(dtype) for s in ((1, 2 * rows, 1, D), (1, 2, M, D), (1, 2, M, Dv))
+            )
             if not in_place:
                 k, v = strided(k, 1), strided(v, 2)
             for options in ({}, {"mask": ll.Padding([M - 77])}):

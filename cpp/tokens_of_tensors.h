@@ -51,6 +51,9 @@ inline std::optional<LinearStep> linear_of(const Tensor& x, const std::vector<st
     LinearStep step{{x.elements() / x.width(), x.width(), x.type(), x.data(), 0, {}}, std::nullopt, {}};
     Linear& l = step.linear;
     if (l.rows > kLinearRows) return std::nullopt;
+    // PyTorch multiplies pairs of bfloat16 of any width, and is as quick or quicker from four rows on.
+    const bool has_rest = l.type == Type::bf16 && kernels().multiplies_bf16 && l.D % 32;
+    if (has_rest && l.rows > 3) return std::nullopt;
     for (size_t i = 0; i < layers.size(); ++i) {
         const auto& [weight, bias] = layers[i];
         if (!is_operand(weight, l.type, grad) || weight.axes() != 2) return std::nullopt;

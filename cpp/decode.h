@@ -293,7 +293,7 @@ LIMELIGHT_INLINE void row_scores(PackedRows<C, R> q, Matrix<E> k, int64_t D, int
     constexpr int W = kWidth<C>, K = kTileKeys<C, R>, T = tiles_at_once<C, R>();
     int64_t j = 0;
     if constexpr (kReadsInOrder<C, R>)
-        if (ahead.in_order && D % (2 * W) == 0) {
+        if (ahead.in_order && ahead.covers(0) && D % (2 * W) == 0) {
             j = scores_in_order<C, R>(n, s, [&](int64_t key, Vec<C>(&sum)[R]) __attribute__((always_inline)) {
                 Vec<C> acc[R][2] = {};
                 for (int64_t d = 0; d < D; d += 2 * W) {
@@ -438,7 +438,8 @@ LIMELIGHT_INLINE void add_all_values(const C* p, Matrix<E> v, int64_t n, C* o, i
     if constexpr (F > 1) {
         if (d < Dv) add_all_values<C, E, K, R, F / 2>(p, v, n, o, Dv, decay, part, ahead, d);
     } else {
-        // Such widths have no parts. The block is summed apart, in four chains, as vectors are: one chain over all keys would lose digits.
+        // Such widths have no parts. The block is summed apart, in four chains, as vectors are: one chain over all keys
+        // would lose digits.
         for (; d < Dv; ++d) {
             C sums[R][4] = {};
             for (int64_t j = 0; j < n; ++j)

@@ -49,7 +49,7 @@ void pair_scores(const bf16* q, Matrix<bf16> k, int64_t D, int64_t n, float fact
     constexpr int W = kWidth<float>, K = kTileKeys<float, R>;
     int64_t j = 0;
     if constexpr (kReadsInOrder<float, R>)
-        if (ahead.in_order) {
+        if (ahead.in_order && ahead.covers(0)) {
             j = scores_in_order<float, R>(n, s, [&](int64_t key, Vec<float>(&sum)[R]) __attribute__((always_inline)) {
                 for (int r = 0; r < R; ++r) sum[r] = Vec<float>{};
                 for (int64_t d = 0; d < D; d += kPaired) {

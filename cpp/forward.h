@@ -112,8 +112,8 @@ template <class C> Upcoming upcoming(const Problem& p, const Partition& c, const
 }
 
 // Meets the keys of a task with a group that has loaded its queries.
-template <class C> void attend_task(const Problem& p, const Partition& c, const RunningRows* running, const Task& t,
-                                    TileGroup<C>& group, C* partial) {
+template <class C>
+void attend_task(const Problem& p, const RunningRows* running, const Task& t, TileGroup<C>& group, C* partial) {
     const bool goes_on = running && t.chunk == 0;  // the other chunks of keys join it
     for (int64_t i = 0; goes_on && i < group.count; ++i)
         load_running(p, *running, t.batch, group.tiles[i], group.transposing);
@@ -196,7 +196,7 @@ template <class C> void forward(Problem p, const RunningRows* running, int threa
             // Threads take tasks in turns, so the next one of this thread is about so many later.
             if (prefetches) soon = upcoming<C>(p, c, t, task_at(c, min(t.index + threads, tasks - 1)));
             group.upcoming = &soon;
-            attend_task(p, c, running, t, group, partial(t.batch * c.units + t.unit, t.chunk));
+            attend_task(p, running, t, group, partial(t.batch * c.units + t.unit, t.chunk));
         }
     });
     for (int64_t unit = 0; split && unit < p.B * c.units; ++unit)

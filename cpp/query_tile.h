@@ -6,6 +6,7 @@
 
 #include "alibi_skip.h"
 #include "decode_pairs.h"
+#include "decode_values.h"
 #include "dropout.h"
 #include "edges.h"
 #include "seen_keys.h"

@@ -14,6 +14,22 @@ from limelight.nn.positions import Rotary
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of rows that the kernels have taken."""
+    taken: list[int] = []
+    real = _native.linear
+
+    def linear(x: torch.Tensor, *rest: object) -> bool:
+        done: bool = real(x, *rest)
+        if done:
+            taken.append(x.numel() // x.shape[-1])
+        return done
+
+    monkeypatch.setattr(_native, "linear", linear)
+    return taken
+
+
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
@@ -33,17 +49,8 @@ def test_a_few_rows(rows: int, N: int, D: int, dtype: torch.dtype, isa: str) -> 
             assert_sums_close(got[0], want, terms=D)
 
 
-def test_the_kernels_are_used_where_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, used = Linear(8, 5), []
-    real = _native.linear
-
-    def linear(x: torch.Tensor, *rest: object) -> bool:
-        done: bool = real(x, *rest)
-        if done:
-            used.append(x.numel() // 8)
-        return done
-
-    monkeypatch.setattr(_native, "linear", linear)
+def test_the_kernels_are_used_where_they_can_be(used: list[int]) -> None:
+    layer = Linear(8, 5)
     one, many = torch.randn(1, 1, 8), torch.randn(2, 9, 8)
     with torch.no_grad():
         for x in (one, many):
@@ -55,6 +62,15 @@ def test_the_kernels_are_used_where_they_can_be(monkeypatch: pytest.MonkeyPatch)
     assert layer.weight.grad is not None
     with torch.no_grad(), pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
         layer(torch.randn(1, 7))
+
+
+@pytest.mark.parametrize("width", [40, 64])
+def test_many_rows_with_a_rest_of_pairs_are_for_torch(isa: str, width: int, used: list[int]) -> None:
+    w = torch.randn(7, width).bfloat16()
+    for rows in (3, 4, 8):
+        x = torch.randn(rows, width).bfloat16()
+        assert_sums_close(native.linear(x[None], w, None)[0], x.double() @ w.double().T, terms=width)
+    assert used == ([3] if isa == "avx512_bf16" and width % 32 else [3, 4, 8])
 
 
 def test_threads_change_nothing() -> None:
